@@ -8,14 +8,7 @@ from numpy.typing import NDArray
 from aorta.account.cause import CauseKind, CodeLine
 from aorta.account.judge.occasional import Occasions, occasions
 from aorta.account.judge.sites import SiteRow, sites_of
-from aorta.account.judge.stacks import (
-    MOST,
-    MOST_RANKS,
-    Samples,
-    WeightedStack,
-    heaviest,
-    samples_of,
-)
+from aorta.account.judge.stacks import MOST, MOST_RANKS, Samples, WeightedStack, heaviest, samples_of
 from aorta.account.model import JudgedRun
 from aorta.records.stacks import StackFrame, StackPhase
 from aorta.why.causes.finding import CauseFinding

@@ -116,7 +116,9 @@ def _explanation(judged: JudgedRun, path: str) -> Explanation:
     if outside is not None:
         named.append((outside, {}))
     late = left_out(judged)
-    if late is not None:
+    # What one is starved of in recorded steps, it is named for by these.
+    starved = {one.rank for one, _ in named if late and late.facts["op"] == "starved" and one.is_waited_for}
+    if late is not None and late.rank not in starved:
         named += [
             (cause, {}) for cause in _of_left_out(late, rule_of[late.kind], judged, account, stack, path)
         ]

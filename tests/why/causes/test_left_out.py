@@ -6,7 +6,7 @@ from aorta.account.judge.judged import judge
 from aorta.account.load.open import load_run
 from aorta.account.newest import newest
 from aorta.records.newest import Follower
-from aorta.records.schema import OverlapRecord
+from aorta.records.schema import HostUse, OverlapRecord
 from aorta.why.causes.rank import late_rank
 from tests.dist.launch import run_ranks
 from tests.record.rank_programs import late_where_left_out
@@ -19,7 +19,9 @@ LEFT_OUT = {
 }  # fmt: skip
 
 
-def two_ranks(folder, forward_ms, waits_ms, first_ms=(5.0, 5.0), delay_ms=lambda step, rank: 0.0):
+def two_ranks(
+    folder, forward_ms, waits_ms, first_ms=(5.0, 5.0), delay_ms=lambda step, rank: 0.0, taken_ms=(0.0, 0.0)
+):
     """Judged steps of a forward pass of so many ms by rank in steps that are left out, a backward pass that
     waits, and an optimizer. forward_ms, waits_ms, delay_ms of the step's start: of (step, rank)."""
 
@@ -32,7 +34,10 @@ def two_ranks(folder, forward_ms, waits_ms, first_ms=(5.0, 5.0), delay_ms=lambda
         host = (
             Host().work(forward_ms(step, rank) * noise.gauss(1, 0.01)).work(waits_ms(step, rank), "backward")
         )
-        return host.work(0.5, "optimizer"), LEFT_OUT | {"delay_ms": delay_ms(step, rank)}
+        return host.work(0.5, "optimizer"), LEFT_OUT | {
+            "delay_ms": delay_ms(step, rank),
+            "host_use": HostUse(15.0, taken_ms[rank]),
+        }
 
     return judge(load_run(run_of(folder, make, steps=STEPS), "a"))
 
@@ -62,6 +67,16 @@ def test_a_rank_behind_at_every_mark_is_named_where_steps_are_as_much_longer(tmp
     (cause,) = [cause for cause in causes(judged) if cause.is_waited_for]
     assert (cause.kind, cause.rank, cause.is_in_step) == ("late_rank", 1, False)
     assert cause.ms == pytest.approx(20.0 * 56 / 79, rel=0.06)
+
+
+def test_a_rank_whose_cores_others_take_is_named_where_the_others_keep_theirs(tmp_path):
+    """In steps of 30.5 ms, of which rank 1 waits 12 ms for a core; both come to all marks together."""
+    passes = (lambda step, rank: 25.0, lambda step, rank: 5.0)
+    judged = two_ranks(tmp_path / "run", *passes, taken_ms=(0.0, 12.0))
+    (cause,) = [cause for cause in causes(judged) if cause.is_waited_for]
+    assert (cause.subject, cause.is_in_step) == ("waiting for rank 1, which lacks cores", False)
+    assert cause.ms == pytest.approx(12.0 * 56 / 79, rel=0.03)
+    assert late_ranks(two_ranks(tmp_path / "both", *passes, taken_ms=(12.0, 12.0))) == []
 
 
 @pytest.mark.parametrize(

@@ -17,15 +17,7 @@ from aorta.account.model import JudgedRun
 from aorta.account.numbers import quantity
 from aorta.account.rows import positive
 from aorta.why.causes.code_lines import line_of
-from aorta.why.causes.finding import (
-    ANY_CELL,
-    WAIT,
-    CauseFinding,
-    Floats,
-    of_the_least,
-    steps_with,
-    together,
-)
+from aorta.why.causes.finding import ANY_CELL, WAIT, CauseFinding, Floats, of_the_least, steps_with, together
 from aorta.why.causes.losses.needless import needless_work
 from aorta.why.causes.losses.parts import Parts, parts_of
 from aorta.why.causes.losses.program_code import (

@@ -21,17 +21,11 @@ from aorta.account.judge.late import (
     late_of_recorded,
     steps_left_out,
 )
+from aorta.account.load.rank.host import CPU, READY
 from aorta.account.model import JudgedRun
 from aorta.account.numbers import quantity
 from aorta.account.rows import of_the_others, positive
-from aorta.why.causes.finding import (
-    ANY_CELL,
-    WAIT,
-    CauseFinding,
-    Floats,
-    of_one_rank,
-    steps_with,
-)
+from aorta.why.causes.finding import ANY_CELL, WAIT, CauseFinding, Floats, of_one_rank, steps_with
 from aorta.why.causes.losses.parts import Parts
 
 IN_TURN = "different ranks in turn"
@@ -409,7 +403,7 @@ def left_out(judged: JudgedRun) -> CauseFinding | None:
     """What each of the judged steps that were left out would be shorter by, were its late rank not late."""
     late = late_in_left_out(judged)
     if late is None:
-        return None
+        return _starved_in_left_out(judged)
     num, mean_ms = len(late.late_ms), float(late.late_ms.mean())
     rank = judged.run.ranks[late.row]
     return CauseFinding(
@@ -426,3 +420,21 @@ def left_out(judged: JudgedRun) -> CauseFinding | None:
         steps=steps_left_out(judged),
         is_sure=True,
     )
+
+
+def _starved_in_left_out(judged: JudgedRun) -> CauseFinding | None:
+    """As _starved_rank, beyond what other programs take of the others for as much CPU time."""
+    parts, steps, ranks = judged.run.host_parts, steps_left_out(judged), judged.run.ranks
+    if judged.run.source != "host" or not {CPU, READY} <= parts.keys() or min(steps.sum(), len(ranks)) < 2:
+        return None
+    cpu, taken = (np.nan_to_num(parts[name][:, judged.num_warmup :])[:, steps] for name in (CPU, READY))
+    ratio = of_the_others(taken).mean(axis=1) / np.maximum(of_the_others(cpu).mean(axis=1), 1e-9)
+    beyond = positive(taken - ratio[:, None] * cpu)
+    late = late_of_recorded(beyond, judged.run.global_step[judged.num_warmup :][steps], knows_busy=True)
+    if late is None:
+        return None
+    taken_ms, others_ms = _of_rank(taken, late)
+    facts: dict[str, object] = {"op": "starved", "taken_ms": taken_ms, "others_taken_ms": others_ms}
+    found = _finding_of(late, ranks[late.row], {WAIT: 1.0}, facts, [])
+    found.steps = steps
+    return found
