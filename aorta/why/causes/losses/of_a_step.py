@@ -103,7 +103,9 @@ def findings(judged: JudgedRun, account: Account, slow: Occasions | None = None)
         losses.append(finding)
     for finding in losses:
         if finding.kind == "copy" and "group" not in finding.facts:
-            finding.facts["op"] = "unwaited" if host_is_ahead_of_copies(judged, finding.mean_ms) else None
+            waits = account.mean_ms("synchronisation") >= WORTH_SAYING * finding.mean_ms
+            is_ahead = not waits and host_is_ahead_of_copies(judged, finding.mean_ms)
+            finding.facts["op"] = "unwaited" if is_ahead else None
         finding.slow_steps = slow if finding.kind in SEEN else None
     losses = _whole_steps(losses, step_ms, account.global_step)
     losses = _one_of_small_messages(judged, losses)

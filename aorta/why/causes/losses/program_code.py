@@ -114,8 +114,7 @@ def program_code(judged: JudgedRun, account: Account) -> Iterator[CauseFinding]:
     for place, (group, ms) in enumerate(sorted(found, key=lambda entry: -entry[1].mean())[:MOST_GROUPS]):
         rows = [groups[group] for groups in grouped]
         facts = {**who, "op": "loop" if group[2] else "", "part_ms": float(ms.mean())}
-        facts["origin"] = _libraries(samples, rows)
-        facts["group"] = group, tuple(loops)
+        facts |= {"origin": _libraries(samples, rows), "group": (group, tuple(loops))}
         kind: CauseKind = "program_code"
         if account.on_device and ms.mean() >= LARGE * account.mean_step_ms:
             lines = set().union(*map(_lines, samples, rows))
