@@ -25,7 +25,7 @@ from aorta.device.marks import Mark
 from aorta.device.telemetry import TelemetrySampler
 from aorta.files import write_whole
 from aorta.hang.report import LISTED_AFTER, LISTED_BEFORE, CallStack, CallState, GroupState
-from aorta.processes import in_thread
+from aorta.processes import in_thread, no_garbage_collection
 from aorta.record import cpu_observer, event_observer
 from aorta.record.calls import CollectiveCall, Group, RecordedStep
 from aorta.record.journal import Journal
@@ -191,17 +191,20 @@ def _passed(mark: Mark | None) -> bool | None:
 # ---- its threads -------------------------------------------------------------------------------
 
 
+@no_garbage_collection()  # see aorta.record.stacks._frames_of
 def main_thread_frames() -> list[str]:
     """Frames of the main thread, the innermost call first. Reads no source files: their disk may hang."""
     return _frame_texts(sys._current_frames().get(threading.main_thread().ident or -1))
 
 
+@no_garbage_collection()
 def in_debugger() -> bool:
     """True while the main thread stands in a Python debugger."""
     frame = sys._current_frames().get(threading.main_thread().ident or -1)
     return any(frame.f_code.co_filename.endswith(DEBUGGERS) for frame in _frames(frame))
 
 
+@no_garbage_collection()
 def call_stacks() -> list[CallStack]:
     """The stack of each thread that is inside a collective, with that collective."""
     stacks = []

@@ -17,6 +17,7 @@ import msgspec
 import torch
 
 from aorta.files import regular_descriptor
+from aorta.processes import no_garbage_collection
 from aorta.record.calls import RecordedStep
 from aorta.record.journal import Journal
 from aorta.record.lock_holder import LockWatch, clock_of, cpu_ns
@@ -305,7 +306,7 @@ class StackSampler:
         if node < 0 or not stopping.locked():
             return
         if holder is not None and frames[0][0].file == "torch" and phase in _NEEDS_LOCK:
-            held_by, _ = self._tree.add(_walk(sys._current_frames().get(holder), self._tree))
+            held_by, _ = self._tree.add(_frames_of(holder, self._tree))
             locked_s = self._lock.taken_ns(int(1e9 * weight_s)) / 1e9
             locked_out = number, place, phase, _LOCKED_OUT, is_behind, held_by
             self._waiting.append((began_ns, locked_out, int(1e6 * locked_s)))
@@ -369,8 +370,15 @@ def _frames_of(thread: int, tree: StackTree) -> list[tuple[_Code, int]]:
     """Functions and lines of a thread, the innermost first.
 
     A backward pass goes on in autograd's own threads, which have frames where a hook or a function of the
-    program runs.
+    program runs. Without garbage collection: in Python 3.11 one may begin where f_back makes an object; its
+    finalizers let go of the interpreter's lock, as tensors that are freed do, the thread goes on, and the
+    frame that is walked to is gone: a segmentation fault of the program. (Later versions collect elsewhere.)
     """
+    with no_garbage_collection():
+        return _walked(thread, tree)
+
+
+def _walked(thread: int, tree: StackTree) -> list[tuple[_Code, int]]:
     stacks = sys._current_frames()
     found: list[tuple[_Code, int]] = []
     frame: FrameType | None = stacks.get(thread)

@@ -327,3 +327,17 @@ def test_the_program_is_what_is_in_no_library():
     own = [frame for frame in frames if frame.is_program]
     line = in_no_phase.__code__.co_firstlineno + 1
     assert StackFrame(__file__, line, "in_no_phase", is_program=True) in own
+
+
+def test_a_thread_is_walked_without_garbage_collection():
+    """In Python 3.11 a finalizer that runs within the walk lets the thread go on, and its frame is gone."""
+
+    class Tree(StackTree):
+        def known(self, code):
+            collected.append(gc.isenabled())
+            return super().known(code)
+
+    collected = []
+    assert _frames_of(threading.get_ident(), Tree())
+    assert not any(collected)
+    assert gc.isenabled()
