@@ -113,6 +113,7 @@ class ModelCalls:
         if not is_whole:
             self._sizes[-1].clear()
         self._copied.end()
+        self._of_loss.end_step()
         is_first = len(self._sizes) == 1
         self._unread = {
             key: (held, first, None if is_first else _some_of(one))

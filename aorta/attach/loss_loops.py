@@ -1,7 +1,7 @@
 """A loop over operators between a model and its loss, such as a penalty on each weight, and what it takes."""
 
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterable
 from statistics import median
 from typing import Any
@@ -13,6 +13,8 @@ from aorta.records.schema import LossLoop
 LOOP = 32
 """Operators of one name between a model and its loss, from which on a loop called them."""
 MOST_NODES = 20_000
+MOST_ENDS = 64
+"""Outputs of a model that are held until a backward pass begins: each holds its graph."""
 
 
 class LossLoops:
@@ -20,7 +22,7 @@ class LossLoops:
     clock: of a model on a CPU, in a few steps."""
 
     def __init__(self) -> None:
-        self._ends: list[Any] = []
+        self._ends = deque[Any](maxlen=MOST_ENDS)
         """Where gradients come to the model, in the open step."""
         self._left_ns = 0
         self._num = 0
@@ -31,7 +33,8 @@ class LossLoops:
         self._left_ns = time.monotonic_ns()
 
     def backward_begins(self, roots: Iterable[Any]) -> None:
-        forward_ns, (ends, self._ends) = time.monotonic_ns() - self._left_ns, (self._ends, [])
+        forward_ns, ends = time.monotonic_ns() - self._left_ns, [*self._ends]
+        self._ends.clear()
         num = _num_between(roots, ends) if ends else 0
         if not num:
             return
@@ -45,6 +48,10 @@ class LossLoops:
                 handles.pop().remove()
 
         handles += [end.register_prehook(reached) for end in ends]
+
+    def end_step(self) -> None:
+        """Let go of what no backward pass came to."""
+        self._ends.clear()
 
     def found(self) -> LossLoop | None:
         if not self._found_ms:

@@ -2,6 +2,7 @@
 
 import random
 from types import SimpleNamespace
+from weakref import ref
 
 import pytest
 import torch
@@ -205,6 +206,27 @@ def test_a_loop_over_operators_between_the_model_and_its_loss_is_timed(num, foun
         assert calls.loss_loop.ms > 0
 
 
+def test_a_step_without_a_backward_pass_keeps_no_graph():
+    """As an evaluation without no_grad(): what its outputs hang on is freed with them."""
+
+    class Saved:
+        def __init__(self, tensor):
+            self.tensor = tensor
+
+    def pack(tensor):
+        saved.append(ref(found := Saved(tensor.detach())))
+        return found
+
+    saved = []
+    model, calls = nn.Sequential(nn.Linear(4, 4), nn.Tanh()), ModelCalls()
+    calls.begin_step([torch.optim.SGD(model.parameters(), 0.1)], 0)
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda found: found.tensor):
+        model(torch.zeros(2, 4))
+    calls.end_step()
+    assert saved
+    assert not any(one() for one in saved)
+
+
 def test_what_a_backward_pass_calls_again_is_no_call_of_the_step():
     model, calls = Decoder(checkpointed=True), ModelCalls()
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
@@ -216,7 +238,7 @@ def test_what_a_backward_pass_calls_again_is_no_call_of_the_step():
     again = 2 * B * S * LAYERS * 8 * D * D + LAYERS * 4 * B * S * S * D
     work = calls.work
     assert (work.again, work.flops) == (again, OF_DECODER + again)
-    assert work.again_at.text == "Decoder.forward(), test_flops.py:50"
+    assert work.again_at.text == "Decoder.forward(), test_flops.py:51"
 
 
 class Probe(nn.Module):
