@@ -19,7 +19,7 @@ from aorta.records.schema import (
     OverlapRecord,
     StepRecord,
 )
-from aorta.steps.raw import RawCall, RawGroup, RawStep, ResolverSettings
+from aorta.steps.raw import HostNote, RawCall, RawGroup, RawStep, ResolverSettings
 from aorta.timeline.collective import algbw_gb_s, busbw_gb_s
 from aorta.timeline.types import Source
 
@@ -199,8 +199,10 @@ def host_spans(
 
     with_window: and first the window as the host went through it, where the device's is another.
     """
-    bounds = (round(host_ms(step.start_ns), 4), round(host_ms(step.window_end_ns), 4))
-    return ([HostSpan("step", *bounds)] if with_window else []) + [
+    notes = step.host_notes
+    if with_window:
+        notes = [HostNote("step", step.start_ns, step.window_end_ns, ""), *notes]
+    return [
         HostSpan(
             note.kind,
             round(host_ms(note.start_ns), 4),
@@ -208,7 +210,7 @@ def host_spans(
             note.where,
             note.bytes,
         )
-        for note in step.host_notes
+        for note in notes
     ]
 
 
