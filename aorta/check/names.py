@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from aorta.check.sites import OURS, variables
+from aorta.processes import no_garbage_collection
 
 
 class Named:
@@ -64,6 +65,7 @@ class Named:
         return {stream.cuda_stream: names[id(stream)] for stream in self._streams if id(stream) in names}
 
 
+@no_garbage_collection()  # see aorta.record.stacks._frames_of
 def names_of(things: Sequence[Any]) -> dict[int, str]:
     """By id, the longest name of each thing: of a variable, an attribute or a key."""
     wanted = {id(thing) for thing in things}

@@ -12,6 +12,8 @@ import threading
 import time
 from contextlib import suppress
 
+from aorta.record.host import SCHEDSTAT
+
 LATE_NS = 500_000
 """By which the sampler has the lock later than meant; a thread that runs Python lets go of it after 5 ms."""
 MOST_THREADS = 32
@@ -35,7 +37,7 @@ class LockWatch:
         number = getattr(_known().get(thread), "native_id", None)
         with suppress(OSError):
             if _read is not None and number is not None:
-                self._files.append(os.open("/proc/thread-self/schedstat", os.O_RDONLY))
+                self._files.append(os.open(SCHEDSTAT, os.O_RDONLY))
                 self._files.append(os.open(f"/proc/self/task/{number}/schedstat", os.O_RDONLY))
         if self._files and not self._use(0)[0]:
             self.close()  # this kernel does not count
@@ -47,7 +49,7 @@ class LockWatch:
     def sleep_begins(self) -> None:
         threads = [
             ident
-            for ident, one in tuple(_known().items())
+            for ident, one in _known().copy().items()  # others add to it
             if ident != self.thread and not one.name.startswith(OWN_THREADS)
         ]
         self._before = {ident: cpu_ns(clock_of(ident)) or 0 for ident in threads[:MOST_THREADS]}
