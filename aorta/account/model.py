@@ -164,7 +164,8 @@ class Goodput(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Run(msgspec.Struct, frozen=True):
-    """The steps of one run that every rank recorded, by one source."""
+    """The steps of one run that every rank recorded, by one source, with the warm-up told apart once it is
+    judged."""
 
     label: str
     path: Path
@@ -194,7 +195,7 @@ class Run(msgspec.Struct, frozen=True):
     collectives: list[CollectiveKind]
     records: Callable[[int], Iterator[StepRecord]]
     """Reads one rank's records again, one at a time, of this source, in order of the file."""
-    run: RunRecord | None
+    record: RunRecord | None
     """run.json; None where there is none (traces)."""
     not_measured: dict[str, str]
     notes: list[str]
@@ -232,23 +233,15 @@ class Run(msgspec.Struct, frozen=True):
     other_sources: dict[str, "Run"] = msgspec.field(default_factory=dict)
     """The same run seen by another source, for other steps or the same; never mixed in."""
 
-    @property
-    def num_steps(self) -> int:
-        return len(self.global_step)
-
-
-class JudgedRun(msgspec.Struct, frozen=True):
-    """A Run with its warm-up steps told apart."""
-
-    run: Run
-    num_warmup: int
-    warmup_rule: str
+    num_warmup: int = 0
+    """Steps at the beginning that are not judged (aorta.account.judge.judged), 0 of a run as it was read."""
+    warmup_rule: str = ""
     """The rule in words."""
-    statistics: dict[str, Statistic]
-    """Per metric, without the warm-up."""
-    collectives: list[CollectiveRow]
+    statistics: dict[str, Statistic] = msgspec.field(default_factory=dict)
+    """Per metric over the judged steps; of a run as it was read empty, as collective_rows."""
+    collective_rows: list[CollectiveRow] = msgspec.field(default_factory=list)
     """Collectives of the judged steps, those that take most time first."""
-    whole: "JudgedRun | None" = None
+    whole: "Run | None" = None
     """Of which these are some of the steps; None where they are all."""
     _results: dict[str, Any] = msgspec.field(default_factory=dict)
 
@@ -257,8 +250,17 @@ class JudgedRun(msgspec.Struct, frozen=True):
 
     @property
     def num_steps(self) -> int:
-        """Judged steps."""
-        return self.run.num_steps - self.num_warmup
+        """With the warm-up."""
+        return len(self.global_step)
+
+    @property
+    def num_judged(self) -> int:
+        return self.num_steps - self.num_warmup
+
+    @property
+    def judged_steps(self) -> slice:
+        """Columns of the judged steps in every array."""
+        return slice(self.num_warmup, None)
 
     def once(self, name: str, compute: Callable[[], Value]) -> Value:
         """compute(), which outputs ask for again and again; from the second time on its first result."""
@@ -267,28 +269,28 @@ class JudgedRun(msgspec.Struct, frozen=True):
         result: Value = self._results[name]
         return result
 
+    def values(self, metric: str) -> NDArray[np.float64]:
+        """[rank, step] of the judged steps."""
+        return self.metrics[metric][:, self.judged_steps]
+
     def mean_of(self, metric: str) -> float | None:
         """Over ranks and judged steps that have it; None where none has."""
-        values = self.values(metric) if metric in self.run.metrics else np.zeros(0)
-        return float(np.nanmean(values)) if np.isfinite(values).any() else None
+        return self._mean(self.metrics, metric)
 
     def mean_of_host(self, part: str) -> float | None:
         """The same of a column of what the host did."""
-        values = (
-            self.run.host_parts[part][:, self.num_warmup :] if part in self.run.host_parts else np.zeros(0)
-        )
-        return float(np.nanmean(values)) if np.isfinite(values).any() else None
+        return self._mean(self.host_parts, part)
 
-    def values(self, metric: str) -> NDArray[np.float64]:
-        """[rank, step] of the judged steps."""
-        return self.run.metrics[metric][:, self.num_warmup :]
+    def _mean(self, arrays: Mapping[str, NDArray[np.float64]], name: str) -> float | None:
+        values = arrays[name][:, self.judged_steps] if name in arrays else np.zeros(0)
+        return float(np.nanmean(values)) if np.isfinite(values).any() else None
 
 
 class Dataset(msgspec.Struct, frozen=True):
     """The runs that share a label: usually one, or several of the same job."""
 
     label: str
-    runs: list[JudgedRun]
+    runs: list[Run]
     statistics: dict[str, Statistic]
     """Per metric over all runs; those of the run where there is one. Names are those of Run.metrics,
     whatever leads."""
@@ -296,10 +298,10 @@ class Dataset(msgspec.Struct, frozen=True):
     @property
     def source(self) -> Source:
         """Source of the steps, the same for all runs of a dataset."""
-        return self.runs[0].run.source
+        return self.runs[0].source
 
     @property
-    def first(self) -> JudgedRun:
+    def first(self) -> Run:
         """The run that pictures and timelines show."""
         return self.runs[0]
 

@@ -19,7 +19,7 @@ from aorta.account.judge.late import LateRank
 from aorta.account.judge.selection import looked_at
 from aorta.account.load.rank.reduce import reduce_records
 from aorta.account.load.run import RunFiles, assemble
-from aorta.account.model import JudgedRun
+from aorta.account.model import Run
 from aorta.errors import AortaError
 from aorta.records.newest import SHOWN_STEPS, FollowedRank, StepKey, attempt_of, key_of
 from aorta.records.schema import StepRecord
@@ -94,7 +94,7 @@ class Newest(NamedTuple):
 
 
 def newest(
-    followed: Iterable[FollowedRank], late_rank: Callable[[JudgedRun], LateRank | None] = lambda judged: None
+    followed: Iterable[FollowedRank], late_rank: Callable[[Run], LateRank | None] = lambda judged: None
 ) -> Newest:
     """Means over the newest steps that all ranks have; over each rank's own where they share none. late_rank:
     who is late in these steps (aorta.why.causes.rank); nobody where not all ranks are seen."""
@@ -167,7 +167,7 @@ def _both(recorded: list[StepRecord], shown: list[StepRecord]) -> list[StepRecor
     return [one for _, one in sorted({key_of(record): record for record in [*recorded, *shown]}.items())]
 
 
-def _judged(states: Sequence[FollowedRank], shown: Sequence[Sequence[StepRecord]]) -> JudgedRun | None:
+def _judged(states: Sequence[FollowedRank], shown: Sequence[Sequence[StepRecord]]) -> Run | None:
     """The shown steps as a run; None where ranks share none, and where a line contradicts itself: a report
     says so. Where none of them lists its collectives, the last one that did goes before them as warm-up."""
     if len(states) < 2 or len({tuple(map(key_of, records)) for records in shown}) > 1 or not shown[0]:
@@ -202,7 +202,7 @@ def _judged(states: Sequence[FollowedRank], shown: Sequence[Sequence[StepRecord]
 
 
 def _waits(
-    judged: JudgedRun | None,
+    judged: Run | None,
 ) -> tuple[NDArray[np.float64] | None, NDArray[np.float64] | None]:
     """By rank, what it waits in a step and what it makes each other one wait; None where nobody knows."""
     exposed = None if judged is None else exposed_of(looked_at(judged))

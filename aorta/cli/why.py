@@ -170,8 +170,8 @@ def _why(paths: tuple[Path, ...], selection: Selection, reading: RecordsReading,
         answer = {
             "run": str(path),
             "step_ms": explained.account.mean_step_ms or None,
-            "num_steps": judged.num_steps,
-            "ranks": judged.run.ranks,
+            "num_steps": judged.num_judged,
+            "ranks": judged.ranks,
             "source": of_run.source,
             "causes": explained.causes,
             "unexplained_ms": explained.unexplained_ms,
@@ -181,7 +181,7 @@ def _why(paths: tuple[Path, ...], selection: Selection, reading: RecordsReading,
             "sites": sites_of(judged),
             "differences": told_differences(judged, late_rank(explained)),
             "nothing": None if explained.causes else nothing_text(of_run, explained),
-            "notes": [*judged.run.story, *judged.run.notes],
+            "notes": [*judged.story, *judged.notes],
             **path_json,
         }
         click.echo(_json(answer))
@@ -254,7 +254,7 @@ def _untraced_quartiles_ms(
     from aorta.account.judge.judged import judge
 
     judged = judge(reading.load((path,), "run"), warmup)
-    step_ms = judged.run.metrics["step_ms"][:, judged.num_warmup :]
+    step_ms = judged.values("step_ms")
     median_ms = judged.statistics["step_ms"].median
     if median_ms is None or median_ms != median_ms:
         return None

@@ -10,9 +10,9 @@ from aorta.account.model import (
     Causes,
     ConfidenceInterval,
     Dataset,
-    JudgedRun,
     MetricComparison,
     Report,
+    Run,
     Statistic,
     WhatIfs,
 )
@@ -93,7 +93,7 @@ def _first_sentences(dataset: Dataset, causes: Causes | None) -> list[Markup]:
 
 def _story(dataset: Dataset, *, named: bool) -> Markup:
     """Lines on how the runs ended, where they did not simply finish."""
-    lines = [line for judged in dataset.runs for line in judged.run.story]
+    lines = [line for judged in dataset.runs for line in judged.story]
     if not lines:
         return Markup()
     text = sentence("; ".join(dict.fromkeys(lines)))
@@ -116,15 +116,15 @@ def run_line(dataset: Dataset) -> list[Markup | str]:
         ranks_on_devices(judged),
         precision(judged),
         counted(len(dataset.runs), "run") if len(dataset.runs) > 1 else "",
-        f"{counted(judged.num_steps, 'step')} judged",
+        f"{counted(judged.num_judged, 'step')} judged",
         f"source: {dataset.source}",
     ]
     return [tag("b", dataset.label), " ", ", ".join(part for part in parts if part)]
 
 
-def ranks_on_devices(judged: JudgedRun) -> str:
+def ranks_on_devices(judged: Run) -> str:
     """'2 ranks on NVIDIA H200', or '2 ranks' if the device is not known."""
-    names, ranks = device_names(judged), counted(len(judged.run.ranks), "rank")
+    names, ranks = device_names(judged), counted(len(judged.ranks), "rank")
     return f"{ranks} on {names}" if names else ranks
 
 
@@ -151,7 +151,7 @@ def _tile(heading: str, text: str, word: str, beside: str) -> Markup:
 
 def _beside(dataset: Dataset, name: str) -> str:
     if name == "mfu":
-        peak = dataset.first.run.run.peak_flops if dataset.first.run.run is not None else None
+        peak = dataset.first.record.peak_flops if dataset.first.record is not None else None
         return "" if peak is None else f"of {number(peak.flops_per_s / 1e12)} TFLOP/s {peak.precision}"
     return f"{number(_median(statistic_beside_step(dataset, 'tokens_per_s')))} in all"
 

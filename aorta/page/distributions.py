@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aorta.account.metrics import COUNTED, MEASURES, metric_key
-from aorta.account.model import JudgedRun, Report
+from aorta.account.model import Report, Run
 from aorta.page.parts import title, unit
 
 MAX_STEPS = 500
@@ -28,7 +28,7 @@ def distribution_data(report: Report) -> dict[str, Any]:
     ]
     names = dict.fromkeys(FIRST)
     for _, _, judged in runs:
-        names.update(dict.fromkeys(sorted(judged.run.metrics)))
+        names.update(dict.fromkeys(sorted(judged.metrics)))
     measured = [name for name in names if any(_measured(judged, name) for _, _, judged in runs)]
     return {
         "metrics": [
@@ -47,11 +47,11 @@ def distribution_data(report: Report) -> dict[str, Any]:
                 "label": run_title,
                 "side": label,
                 "every": _stride(judged),
-                "num_ranks": len(judged.run.ranks),
+                "num_ranks": len(judged.ranks),
                 "num_warmup": -(-judged.num_warmup // _stride(judged)),
-                "steps": judged.run.global_step[:: _stride(judged)].tolist(),
+                "steps": judged.global_step[:: _stride(judged)].tolist(),
                 "values": {
-                    name: _over_ranks(judged.run.metrics[name][:, :: _stride(judged)])
+                    name: _over_ranks(judged.metrics[name][:, :: _stride(judged)])
                     for name in measured
                     if _measured(judged, name)
                 },
@@ -71,16 +71,16 @@ def _group(name: str) -> str:
     return op if op else "More of the step"
 
 
-def _measured(judged: JudgedRun, name: str) -> bool:
-    values = judged.run.metrics.get(name)
+def _measured(judged: Run, name: str) -> bool:
+    values = judged.metrics.get(name)
     return values is not None and bool(np.isfinite(values).any())
 
 
-def _stride(judged: JudgedRun) -> int:
+def _stride(judged: Run) -> int:
     """Rows apart of the steps that are shown: not in time with --overhead, which could leave out
     all steps that were timed."""
-    least = max(1, -(-judged.run.num_steps // MAX_STEPS))
-    is_timed: NDArray[np.bool_] = np.logical_or.reduce(np.isfinite(judged.run.metrics["compute_ms"]), axis=0)
+    least = max(1, -(-judged.num_steps // MAX_STEPS))
+    is_timed: NDArray[np.bool_] = np.logical_or.reduce(np.isfinite(judged.metrics["compute_ms"]), axis=0)
     fair = (
         interval
         for interval in range(least, 2 * least + 1)

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from aorta.account.judge.exposed import exposed_of
 from aorta.account.judge.ranks import RankRow, rank_rows
 from aorta.account.judge.selection import last_holds_the_end, stretches
-from aorta.account.model import Dataset, JudgedRun, Report
+from aorta.account.model import Dataset, Report, Run
 from aorta.page.parts import (
     Column,
     Markup,
@@ -45,7 +45,7 @@ ROBUST = 99.5
 def ranks_by_steps(report: Report) -> Markup | None:
     """Section of ranks by steps; None where every run has one rank and no telemetry."""
     tables = [_table(dataset) for dataset in report.datasets.values()]
-    has_several = any(len(dataset.first.run.ranks) > 1 for dataset in report.datasets.values())
+    has_several = any(len(dataset.first.ranks) > 1 for dataset in report.datasets.values())
     if not any(tables) and not has_several:
         return None
     drawn = [
@@ -82,20 +82,19 @@ def ranks_by_steps(report: Report) -> Markup | None:
 
 def heat_data(report: Report) -> list[dict[str, Any]]:
     """Data that heat.js draws, per run of several ranks: a byte for each rank and column, 0: not known."""
-    return [_of_run(dataset) for dataset in report.datasets.values() if len(dataset.first.run.ranks) > 1]
+    return [_of_run(dataset) for dataset in report.datasets.values() if len(dataset.first.ranks) > 1]
 
 
 def _of_run(dataset: Dataset) -> dict[str, Any]:
-    judged = dataset.first
-    run = judged.run
+    run = dataset.first
     edges = _edges(run.num_steps, len(run.ranks))
     return {
         "label": dataset.label,
         "ranks": run.ranks,
         "first": run.global_step[edges[:-1]].tolist(),
         "last": run.global_step[edges[1:] - 1].tolist(),
-        "num_warmup": int(np.searchsorted(edges[1:], judged.num_warmup, side="right")),
-        "metrics": [_packed(metric, edges, judged) for metric in heat_metrics(dataset)],
+        "num_warmup": int(np.searchsorted(edges[1:], run.num_warmup, side="right")),
+        "metrics": [_packed(metric, edges, run) for metric in heat_metrics(dataset)],
     }
 
 
@@ -116,7 +115,7 @@ class HeatMetric:
 
 def heat_metrics(dataset: Dataset) -> list[HeatMetric]:
     """Metrics that tell ranks apart, the most telling first: those that differ between ranks or steps."""
-    run = dataset.first.run
+    run = dataset.first
     metrics = []
     # What the others are exposed in waiting, as in the table: waits of overlapping collectives would add up.
     if run.arrivals is not None and np.nan_to_num(caused := _caused(dataset)).any():
@@ -143,15 +142,15 @@ def _caused(dataset: Dataset) -> Floats:
     for judged in stretches(dataset.first):
         exposed = exposed_of(judged)
         if exposed is None:
-            parts.append(np.full((len(judged.run.ranks), judged.run.num_steps), np.nan))
+            parts.append(np.full((len(judged.ranks), judged.num_steps), np.nan))
         else:
-            parts.append(np.where(np.isfinite(judged.run.metrics[name]), exposed.caused_ms, np.nan))
+            parts.append(np.where(np.isfinite(judged.metrics[name]), exposed.caused_ms, np.nan))
     return np.concatenate(parts, axis=1)
 
 
-def _packed(metric: HeatMetric, edges: NDArray[np.int64], judged: JudgedRun) -> dict[str, Any]:
+def _packed(metric: HeatMetric, edges: NDArray[np.int64], judged: Run) -> dict[str, Any]:
     means = _means(metric.values, edges)
-    judged_values = metric.values[:, judged.num_warmup :]
+    judged_values = metric.values[:, judged.judged_steps]
     finite = (
         judged_values[np.isfinite(judged_values)]
         if np.isfinite(judged_values).any()

@@ -13,7 +13,7 @@ from aorta.account.judge.compare import compare as compare_datasets
 from aorta.account.judge.judged import dataset, judge
 from aorta.account.judge.summary import summary
 from aorta.account.load.open import load_run
-from aorta.account.model import Comparison, Dataset, JudgedRun, Report
+from aorta.account.model import Comparison, Dataset, Report, Run
 from aorta.errors import ReportError, TraceError
 from aorta.page.table import comparison_table, dataset_table
 from aorta.page.write import make_report
@@ -61,7 +61,7 @@ class LoadedRun:
     def __init__(
         self,
         path: Path,
-        judged: JudgedRun,
+        judged: Run,
         warmup: int | None = None,
         rules: Sequence[CommRule] = COMM_RULES,
     ) -> None:
@@ -72,7 +72,7 @@ class LoadedRun:
 
     @property
     def label(self) -> str:
-        return self.judged.run.label
+        return self.judged.label
 
     @cached_property
     def steps(self) -> pd.DataFrame:
@@ -80,7 +80,7 @@ class LoadedRun:
         ...), memory.* and device.*; is_warmup marks the steps that statistics leave out."""
         frame = pd.DataFrame([_row(record) for _, record in self._records()])
         if not frame.empty:
-            first = self.judged.run.global_step[: self.judged.num_warmup].tolist()
+            first = self.judged.global_step[: self.judged.num_warmup].tolist()
             frame.insert(3, "is_warmup", frame["global_step"].isin(first))
         return frame
 
@@ -129,7 +129,7 @@ class LoadedRun:
         return run_html(self.dataset)
 
     def _records(self) -> Iterator[tuple[int, StepRecord]]:
-        run = self.judged.run
+        run = self.judged
         for rank in run.ranks:
             for record in run.records(rank):
                 yield rank, record

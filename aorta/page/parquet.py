@@ -87,8 +87,8 @@ def _joined(tables: list[pa.Table]) -> pa.Table:
 def _tables(report: Report, ops: list[str], schema: pa.Schema) -> Iterator[pa.Table]:
     for label, dataset in report.datasets.items():
         for index, judged in enumerate(dataset.runs):
-            yield from _tables_of_run(judged.run, label, index, ops, judged.num_warmup, schema)
-            for other_run in judged.run.other_sources.values():
+            yield from _tables_of_run(judged, label, index, ops, judged.num_warmup, schema)
+            for other_run in judged.other_sources.values():
                 yield from _tables_of_run(other_run, label, index, ops, None, schema)
 
 
@@ -195,7 +195,7 @@ def _text(text: str, num: int) -> pa.Array:
 
 def _ops(report: Report) -> list[str]:
     """The operations that have a stream of their own, then whatever else some run used."""
-    runs = [judged.run for dataset in report.datasets.values() for judged in dataset.runs]
+    runs = [judged for dataset in report.datasets.values() for judged in dataset.runs]
     runs += [other_run for run in runs for other_run in run.other_sources.values()]
     names = {op for run in runs for op in operations(run.metrics, "comm_ms")}
     return [*STREAM_OF_OP, *sorted(names - set(STREAM_OF_OP))]

@@ -157,7 +157,7 @@ def collectives(report: Report) -> Markup:
     rows = [
         _collective_row(dataset.label, row)
         for dataset in report.datasets.values()
-        for row in dataset.first.collectives
+        for row in dataset.first.collective_rows
     ]
     columns: list[Column] = [
         ("run", "", False), ("collective", "", False), ("bytes", "", True), ("type", "", False),
@@ -296,18 +296,18 @@ def what_ran(report: Report) -> Markup:
 def _facts(dataset: Dataset) -> dict[str, str]:
     judged = dataset.first
     return {
-        "path": ", ".join(str(judged_run.run.path) for judged_run in dataset.runs),
+        "path": ", ".join(str(run.path) for run in dataset.runs),
         "ranks": ranks_on_devices(judged),
         "precision": precision(judged) or "not known",
         "source": dataset.source,
-        "steps": f"{judged.run.num_steps} read, {judged.num_steps} judged",
+        "steps": f"{judged.num_steps} read, {judged.num_judged} judged",
         "warm-up": f"{counted(judged.num_warmup, 'step') if judged.num_warmup else 'none'} left out:"
         f" {judged.warmup_rule}",
     }
 
 
 def _settings_of(dataset: Dataset) -> Markup:
-    run = dataset.first.run.run
+    run = dataset.first.record
     if run is None:
         return empty(
             f"{dataset.label}: configuration, versions and environment are not known: run.json is missing."
@@ -351,14 +351,14 @@ def notes(report: Report) -> Markup:
     for dataset in datasets:
         texts = [text] if (text := host_bound_text(dataset.runs)) else []
         texts += remarks(dataset)
-        texts += dict.fromkeys(note for judged in dataset.runs for note in judged.run.notes)
+        texts += dict.fromkeys(note for judged in dataset.runs for note in judged.notes)
         texts += [
             f"{source}: {other_run.num_steps} steps kept apart, see other_sources in summary.json"
-            for source, other_run in dataset.first.run.other_sources.items()
+            for source, other_run in dataset.first.other_sources.items()
         ]
         num_notes += len(texts)
         children += [tag("h3", dataset.label), bullets(texts)] if texts else []
-    reasons = [dataset.first.run.not_measured for dataset in datasets]
+    reasons = [dataset.first.not_measured for dataset in datasets]
     names = dict.fromkeys(name for run_reasons in reasons for name in run_reasons)
     if names:
         columns = [("not measured", "", False), *((dataset.label, "", False) for dataset in datasets)]
@@ -380,10 +380,10 @@ def hazards(report: Report) -> Markup | None:
     children: list[Any] = []
     for dataset in report.datasets.values():
         for judged in dataset.runs:
-            checked = read_checked(judged.run.path) if judged.run.path.is_dir() else []
+            checked = read_checked(judged.path) if judged.path.is_dir() else []
             if any(rank.steps for rank in checked):
                 text = checked_text(checked, show_all=True)
-                children += [tag("h3", judged.run.label), tag("pre", text, style="overflow-x: auto")]
+                children += [tag("h3", judged.label), tag("pre", text, style="overflow-x: auto")]
     return section("hazards", "Hazards and wrong numbers", *children) if children else None
 
 

@@ -114,7 +114,7 @@ def _phase_table(dataset: Dataset, report: Report) -> Markup | None:
     rows = phases_of(dataset.first)
     if not rows:
         return None
-    several, has_bytes = len(dataset.first.run.ranks) > 1, any(row.bytes is not None for row in rows)
+    several, has_bytes = len(dataset.first.ranks) > 1, any(row.bytes is not None for row in rows)
     columns: list[Column] = [
         ("Phase", "", False), ("In a step", "ms", True), ("Of it", "", True),
         *([("Ranks", "ms", True)] if several else []), *([("Memory", "MiB", True)] if has_bytes else []),
@@ -139,7 +139,7 @@ def _phase_table(dataset: Dataset, report: Report) -> Markup | None:
 
 def _late_and_parts(dataset: Dataset, report: Report) -> tuple[int | None, dict[int, Part]]:
     """The rank that the others wait for, and samples by rank, its own among them."""
-    if dataset.first.run.stacks is None:
+    if dataset.first.stacks is None:
         return None, {}
     late = late_rank(report.causes.get(dataset.label))
     return late, rank_parts(dataset.first, [] if late is None else [late])

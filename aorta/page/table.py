@@ -24,7 +24,6 @@ from aorta.account.model import (
     ConfidenceInterval,
     Dataset,
     Decomposition,
-    JudgedRun,
     MetricComparison,
     Part,
     Run,
@@ -162,7 +161,7 @@ def kernel_table(rows: list[KernelTimeRow], step_ms: float | None) -> list[str]:
 
 def _title(dataset: Dataset) -> str:
     first = dataset.first
-    num_steps = sum(run.num_steps for run in dataset.runs)
+    num_steps = sum(run.num_judged for run in dataset.runs)
     steps = f"{num_steps} step{'s' if num_steps != 1 else ''}"
     if len(dataset.runs) > 1:
         steps += f" of {len(dataset.runs)} runs"
@@ -170,9 +169,9 @@ def _title(dataset: Dataset) -> str:
     return "   ".join(part for part in parts if part)
 
 
-def precision(judged: JudgedRun) -> str:
+def precision(judged: Run) -> str:
     """'bf16', or '' if run.json does not tell it."""
-    record = judged.run.run
+    record = judged.record
     config = (record.config if record else None) or {}
     training = config.get("training")
     value = training.get("precision") if isinstance(training, dict) else None
@@ -182,8 +181,8 @@ def precision(judged: JudgedRun) -> str:
 def _stories(dataset: Dataset) -> list[str]:
     """Lines on how the runs ended, which come before their numbers."""
     if len(dataset.runs) == 1:
-        return dataset.first.run.story
-    return [f"run {i}: {line}" for i, judged in enumerate(dataset.runs) for line in judged.run.story]
+        return dataset.first.story
+    return [f"run {i}: {line}" for i, judged in enumerate(dataset.runs) for line in judged.story]
 
 
 def _causes(causes: Causes, with_changes: bool) -> Iterator[str]:
@@ -232,7 +231,7 @@ def phase_rows(dataset: Dataset) -> list[tuple[str, ...]]:
     rows = [row for row in phases_of(dataset.first) if row.share >= LEAST_SHOWN]
     if not rows:
         return []
-    several, has_bytes = len(dataset.first.run.ranks) > 1, any(row.bytes is not None for row in rows)
+    several, has_bytes = len(dataset.first.ranks) > 1, any(row.bytes is not None for row in rows)
     head = (f"phase ({counted(rows[0].num_steps, 'step')})", "mean", "of step", "ranks")
     found: list[tuple[str, ...]] = [(*head, *(["memory"] if has_bytes else []), "most of it in")]
     for row in rows:
@@ -270,7 +269,7 @@ def _measure_rows(dataset: Dataset, rows: Sequence[tuple[str, str, str]]) -> Ite
                 yield (name, "n/a", "", why_missing(dataset, metric))
             continue
         spread = ""
-        if len(dataset.first.run.ranks) > 1 and statistic.min is not None and statistic.max != statistic.min:
+        if len(dataset.first.ranks) > 1 and statistic.min is not None and statistic.max != statistic.min:
             spread = f"{quantity(statistic.min, unit)} to {quantity(statistic.max, unit)}"
         yield (
             name,
@@ -291,7 +290,7 @@ def statistic_beside_step(dataset: Dataset, metric: str) -> Statistic | None:
 
 def _memory_limit_text(dataset: Dataset) -> str:
     """'of 140 GiB', or '' if the devices' memory is not known."""
-    limit = memory_limit_bytes(dataset.first.run.run)
+    limit = memory_limit_bytes(dataset.first.record)
     return "" if limit is None else f"of {quantity(limit, 'bytes')}"
 
 
@@ -300,14 +299,14 @@ def _footer(dataset: Dataset) -> Iterable[str]:
     step = account_of(dataset.first).spread
     if step.median and step.p95 and step.p95 > WIDE_SPREAD * step.median:
         yield f"warning: step times vary widely: p95 is {times(step.p95 / step.median)} the median"
-    num_steps = min(run.num_steps for run in dataset.runs)
+    num_steps = min(run.num_judged for run in dataset.runs)
     if num_steps < 10:
         effect = "p95 is close to the longest" if num_steps > 1 else "median and p95 are that step's"
         yield f"warning: only {counted(num_steps, 'step')} judged: {effect}"
     if (peak := mfu_text(dataset)) != "":
         yield peak
     if dataset.source in TRACE_SOURCES and len(dataset.runs) == 1:
-        yield _all_that_was_read(dataset.first.run)
+        yield _all_that_was_read(dataset.first)
     for place, judged in enumerate(dataset.runs):
         run_text = f"run {place}: " if len(dataset.runs) > 1 else ""
         for line in _footer_of_run(judged):
@@ -343,17 +342,16 @@ def _range(values: Sequence[float], text: Callable[[float], str]) -> str:
     return least if least == greatest else f"{least} to {greatest}"
 
 
-def _footer_of_run(judged: JudgedRun) -> Iterable[str]:
-    run = judged.run
-    host_bound = host_bound_text([judged])
+def _footer_of_run(run: Run) -> Iterable[str]:
+    host_bound = host_bound_text([run])
     if host_bound:
         yield host_bound
-    if judged.num_warmup:
-        rule = WARMUP_SHORT if judged.warmup_rule == WARMUP_RULE else judged.warmup_rule
-        yield f"warm-up: {judged.num_warmup} of {run.num_steps} steps left out ({rule})"
-    yield from _lacking_comm(judged)
+    if run.num_warmup:
+        rule = WARMUP_SHORT if run.warmup_rule == WARMUP_RULE else run.warmup_rule
+        yield f"warm-up: {run.num_warmup} of {run.num_steps} steps left out ({rule})"
+    yield from _lacking_comm(run)
     reasons: dict[str, list[str]] = {}
-    for name, reason in missing(judged).items():
+    for name, reason in missing(run).items():
         if name in ALWAYS_EXPECTED or (name in run.not_measured and name not in MEASURES):
             reasons.setdefault(reason, []).append(name.removesuffix("_ms"))
     for reason, names in reasons.items():
@@ -364,12 +362,12 @@ def _footer_of_run(judged: JudgedRun) -> Iterable[str]:
         yield note if note.startswith(("note: ", "warning: ")) else f"note: {note}"
 
 
-def _lacking_comm(judged: JudgedRun) -> Iterable[str]:
+def _lacking_comm(judged: Run) -> Iterable[str]:
     """Timed steps of which communication is not known; remarks() says how many were timed."""
     num_known = int((~np.isnan(judged.values("comm_ms"))).all(axis=0).sum())
     num = int(timed_steps(judged).sum())
     if 0 < num_known < num:
-        only = " that were timed" if num < judged.num_steps else ""
+        only = " that were timed" if num < judged.num_judged else ""
         yield (
             f"comm and overlap are known for {num_known} of these {num} steps{only};"
             " in the others some collective was not timed"
@@ -608,15 +606,15 @@ def elided(label: str, max_letters: int) -> str:
     return f"{label[:half]}…{label[-half:]}"
 
 
-def device_text(judged: JudgedRun) -> str:
+def device_text(judged: Run) -> str:
     """'2 x NVIDIA H200', or the number of ranks alone where the device is not known."""
-    names, num = device_names(judged), len(judged.run.ranks)
+    names, num = device_names(judged), len(judged.ranks)
     return f"{num} x {names}" if names else counted(num, "rank")
 
 
-def device_names(judged: JudgedRun) -> str:
+def device_names(judged: Run) -> str:
     """Names of the devices, each once; '' if run.json does not tell them."""
-    record = judged.run.run
+    record = judged.record
     names = dict.fromkeys(str(row["name"]) for row in (record.devices if record else ()) if row.get("name"))
     return " / ".join(names)
 

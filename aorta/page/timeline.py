@@ -8,7 +8,7 @@ import numpy as np
 
 from aorta.account.judge.answer import late_rank
 from aorta.account.judge.shown import Shown, telling_ranks
-from aorta.account.model import Arrivals, Causes, JudgedRun, NamedSpan, Report, Run
+from aorta.account.model import Arrivals, Causes, NamedSpan, Report, Run
 from aorta.records.perfetto import COMPUTE, EXPOSED, HIDDEN, IDLE, states
 from aorta.records.reader import OP_OF_STREAM
 from aorta.records.schema import CollectiveRecord, StepRecord
@@ -119,21 +119,20 @@ def exposed_collectives(
     return sorted(rows, key=lambda row: -row[2])[:num]
 
 
-def _steps(judged: JudgedRun, causes: Causes | None, shown: Shown, further_marks: int) -> Steps:
-    run = judged.run
-    chosen = _chosen(judged, shown)
+def _steps(run: Run, causes: Causes | None, shown: Shown, further_marks: int) -> Steps:
+    chosen = _chosen(run, shown)
     if chosen:
         detailed_steps = set(run.global_step[run.has_details & shown.columns(run)].tolist())
         for place, cause in enumerate(causes.listed if causes is not None else (), start=1):
             if cause.global_step is not None and cause.global_step in detailed_steps:
                 chosen[f"cause {place}"] = cause.global_step
-    steps = Steps(run.label, run.source, telling_ranks(judged, shown), chosen)
+    steps = Steps(run.label, run.source, telling_ranks(run, shown), chosen)
     if not chosen:
         which = "no step" if shown.steps is None else f"none of steps {shown.steps[0]} to {shown.steps[1]}"
         steps.why_empty = f"{which} has its details from every rank"
         return steps
     global_steps = set(chosen.values())
-    further = _further(judged, shown, global_steps)
+    further = _further(run, shown, global_steps)
     steps.offset_ns, steps.residual_us = dict(run.clock_offset_ns), run.clock_residual_us
     for rank in steps.ranks:
         for record in _read(run, rank, global_steps.union(further)):
@@ -153,11 +152,10 @@ def _steps(judged: JudgedRun, causes: Causes | None, shown: Shown, further_marks
     return steps
 
 
-def _chosen(judged: JudgedRun, shown: Shown) -> dict[str, int]:
+def _chosen(run: Run, shown: Shown) -> dict[str, int]:
     """Steps chosen by the slowest rank's time, among the judged steps whose details were kept."""
-    run = judged.run
     detailed = np.flatnonzero(run.has_details & shown.columns(run))
-    judged_and_kept = detailed[detailed >= judged.num_warmup]
+    judged_and_kept = detailed[detailed >= run.num_warmup]
     columns = judged_and_kept if len(judged_and_kept) else detailed
     if len(columns) == 0:
         return {}
@@ -176,11 +174,10 @@ def _telling(chosen: dict[str, int]) -> dict[str, int]:
     return {name: step for name, step in chosen.items() if not name.startswith("step ")}
 
 
-def _further(judged: JudgedRun, shown: Shown, telling: set[int]) -> list[int]:
+def _further(run: Run, shown: Shown, telling: set[int]) -> list[int]:
     """Judged steps with details, spread evenly."""
-    run = judged.run
     columns = np.flatnonzero(run.has_details & shown.columns(run))
-    columns = columns[columns >= judged.num_warmup]
+    columns = columns[columns >= run.num_warmup]
     if not len(columns):
         return []
     places = np.unique(np.linspace(0, len(columns) - 1, MAX_FURTHER).round().astype(int))

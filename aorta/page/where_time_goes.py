@@ -123,7 +123,7 @@ def _sums(dataset: Dataset) -> Markup:
     names = {cell.title: name for name, cell in CELLS.items()}
     *parts, step = account_rows(dataset)
     rows = [_sum_row(row, names.get(row[0])) for row in parts]
-    ranks = "ranks, least to most" if len(dataset.first.run.ranks) > 1 else ""
+    ranks = "ranks, least to most" if len(dataset.first.ranks) > 1 else ""
     columns: list[Column] = [
         ("", "", False), ("mean", "", True), ("of step", "", True), (ranks, "", False),
     ]  # fmt: skip

@@ -109,7 +109,7 @@ def make_report(
         judge(load_run(path, label, jobs=jobs, dask=dask, progress=progress, reading=reading), warmup)
         for path, label in zip(log_dirs, labels, strict=True)
     ]
-    datasets = {name: dataset(name, [run for run in runs if run.run.label == name]) for name in names}
+    datasets = {name: dataset(name, [run for run in runs if run.label == name]) for name in names}
     comparison = None
     if reference is not None and candidate is not None:
         comparison = compare(
@@ -213,7 +213,7 @@ def write_report(
     )
     shown = Shown(outputs.ranks, outputs.steps)
     for single in report.datasets.values():
-        shown.check(single.first.run)
+        shown.check(single.first)
     gate = None if limits is None else check_budget(limits, report)
     small: dict[Path, Callable[[Path], object]] = {}
     if outputs.junit is not None and gate is not None:
@@ -297,7 +297,7 @@ def _write_page(path: Path, report: Report, shown: Shown) -> None:
 def _write_perfetto(label: str, single: Dataset, shown: Shown, path: Path) -> None:
     from aorta.records.perfetto import write_perfetto
 
-    run = single.first.run
+    run = single.first
     ranks, steps, _ = traced(single.first, shown)
     names = {rank: read_kernel_names(run.path / kernels_name(rank)) for rank in ranks}
     records = _records(run, ranks, steps)
@@ -334,10 +334,10 @@ def _texts(report: Report, gate: Gate | None, is_long: bool) -> Iterator[str]:
     comparison = report.comparison
     if comparison is not None:
         damaged = [
-            f"{label}: {judged.run.damage}"
+            f"{label}: {judged.damage}"
             for label, single in report.datasets.items()
             for judged in single.runs
-            if judged.run.damage is not None
+            if judged.damage is not None
         ]
         yield "\n".join([*damaged, comparison.headline])
         differences = differences_list(comparison)

@@ -14,7 +14,7 @@ from aorta.account.judge.judged import judge
 from aorta.account.load.open import load_run
 from aorta.account.load.rank.host import CPU
 from aorta.account.metrics import MEANINGS, meaning, metric_key
-from aorta.account.model import JudgedRun
+from aorta.account.model import Run
 from aorta.errors import AortaError, ConfigError, did_you_mean
 from aorta.files import read_regular
 
@@ -92,7 +92,7 @@ def values_of_run(
     """
     values: dict[str, float | None] = {WALL: round(wall_s, 3)}
     missing: list[str] = []
-    judged: JudgedRun | AortaError | None = None
+    judged: Run | AortaError | None = None
     for metric in metrics:
         if metric.name == WALL:
             continue
@@ -150,27 +150,27 @@ def _finite(found: Any) -> tuple[float | None, str]:
     return (value, "") if math.isfinite(value) else (None, f"it is {value}")
 
 
-def _judged(folder: Path) -> JudgedRun | AortaError:
+def _judged(folder: Path) -> Run | AortaError:
     try:
         return judge(load_run(folder, "run"), None)
     except AortaError as error:
         return error
 
 
-def _of_records(name: str, judged: JudgedRun | AortaError) -> tuple[float | None, str]:
+def _of_records(name: str, judged: Run | AortaError) -> tuple[float | None, str]:
     """Median over the judged steps, the middle of the ranks."""
     if isinstance(judged, AortaError):
         return None, str(judged).splitlines()[0]
     if name == "p10_step_ms":
         return _middle(np.nanpercentile(judged.values("step_ms"), 10, axis=1)), "no step was judged"
     if name == "cpu_ms":
-        cpu_ms = judged.run.host_parts.get(CPU)
+        cpu_ms = judged.host_parts.get(CPU)
         if cpu_ms is None:
             return None, "the records have no CPU time"
-        return _middle(np.nanmedian(cpu_ms[:, judged.num_warmup :], axis=1)), "no step was judged"
+        return _middle(np.nanmedian(cpu_ms[:, judged.judged_steps], axis=1)), "no step was judged"
     statistic = judged.statistics.get(name)
     if statistic is None or statistic.median is None:
-        return None, judged.run.not_measured.get(name, f"not given by source {judged.run.source}")
+        return None, judged.not_measured.get(name, f"not given by source {judged.source}")
     return statistic.median, ""
 
 

@@ -3,6 +3,7 @@
 from collections import defaultdict
 from pathlib import Path
 
+import msgspec
 import numpy as np
 
 from aorta.account.model import (
@@ -11,7 +12,6 @@ from aorta.account.model import (
     ConfidenceInterval,
     Dataset,
     Decomposition,
-    JudgedRun,
     MetricComparison,
     Part,
     Report,
@@ -129,7 +129,7 @@ def dataset_of(label, by_rank, num_warmup=1, run=None, path=None, notes=(), not_
         },
         collectives=[],
         records=lambda rank: iter(by_rank[rank]),
-        run=run_record(len(ranks)) if run is None else run,
+        record=run_record(len(ranks)) if run is None else run,
         not_measured=not_measured or {"exposed_copy_ms": "events do not see copies"},
         notes=list(notes),
     )  # fmt: skip
@@ -140,7 +140,13 @@ def dataset_of(label, by_rank, num_warmup=1, run=None, path=None, notes=(), not_
         CollectiveRow("reduce_scatter", 1 << 24, "bfloat16", len(ranks), "reducescatter", 1.0,
                       1.5, 1.5, 1.5, None, None, None),
     ]  # fmt: skip
-    judged = JudgedRun(run, num_warmup, "the first step, as this test has it", statistics, collectives)
+    judged = msgspec.structs.replace(
+        run,
+        num_warmup=num_warmup,
+        warmup_rule="the first step, as this test has it",
+        statistics=statistics,
+        collective_rows=collectives,
+    )
     return Dataset(label, [judged], statistics)
 
 

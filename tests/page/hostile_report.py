@@ -26,9 +26,9 @@ def hostile_report():
         for label in (f"a{HOSTILE}", f"b{HOSTILE}")
     )
     for dataset in (a, b):
-        inner = dataset.first.run
+        inner = dataset.first
         inner.metrics[f"comm_ms.{HOSTILE}"] = inner.metrics["comm_ms"]
-        rows = dataset.first.collectives
+        rows = dataset.first.collective_rows
         rows[0] = msgspec.structs.replace(rows[0], op=HOSTILE, dtype=HOSTILE, stream=HOSTILE)
     report = report_of(a, b, comparison=True)
     comparison = msgspec.structs.replace(

@@ -18,7 +18,7 @@ def test_the_map_blames_a_rank_for_as_many_ms_as_the_table() -> None:
     (blame,) = (metric for metric in heat_metrics(runs) if metric.name == "caused_ms")
     means = np.nanmean(blame.values[:, runs.first.num_warmup :], axis=1)
     table = {row.rank: row.caused_ms for row in rank_rows(runs.first)}
-    assert means.tolist() == pytest.approx([table[rank] for rank in runs.first.run.ranks])
+    assert means.tolist() == pytest.approx([table[rank] for rank in runs.first.ranks])
 
 
 def test_where_nobody_knows_who_came_last_the_map_blames_nobody() -> None:

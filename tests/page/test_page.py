@@ -163,8 +163,8 @@ def test_the_answer_comes_first_with_units():
 def test_host_bound_steps_stand_beside_the_answer_and_in_the_notes():
     """12 steps, the first is warm-up; one rank is host-bound in the last three."""
     late, other = two_sides()
-    late.first.run.host_bound[:] = 0
-    late.first.run.host_bound[1, 9:] = 1
+    late.first.host_bound[:] = 0
+    late.first.host_bound[1, 9:] = 1
     said = "host-bound: 3 of 11 steps; in these, compute, comm and hidden are upper bounds"
     alone = page(report_of(late))
     assert said.capitalize() in text_of(alone, "answer")
@@ -298,7 +298,7 @@ def test_what_was_not_measured_has_its_reason_and_no_zero():
     dataset = dataset_of(
         "a", by_rank, not_measured={"exposed_ms": "there is no device", "compute_ms": "no device"}
     )
-    run = dataset.first.run
+    run = dataset.first
     for name in ("exposed_ms", "hidden_ms", "compute_ms", "idle_ms", "overlap_ratio"):
         run.metrics[name] = np.full_like(run.metrics[name], np.nan)
         dataset.statistics[name] = msgspec.structs.replace(
@@ -436,7 +436,7 @@ def test_clocks_are_known_as_well_as_ranks_see_the_same_collective_end(tmp_path)
     report = make_report([folder], ["a"])
     step = next(iter(timeline_data(steps_to_show(report))["runs"][0]["steps"].values()))
     known_us = {rank["clock_error_us"] for rank in step["ranks"]}
-    assert known_us == {report.datasets["a"].first.run.clock_residual_us}
+    assert known_us == {report.datasets["a"].first.clock_residual_us}
     assert min(known_us) == pytest.approx(400, rel=0.5)
 
 

@@ -36,7 +36,7 @@ def estimates(dataset: Dataset, name: str) -> list[Estimate] | None:
         value = judged.statistics[name].median if name in judged.statistics else None
         if dataset.source == "projected" and value is not None:
             run_estimate = Estimate(value, 0.0, EXACT_FREEDOM)
-        elif name in judged.run.metrics:
+        elif name in judged.metrics:
             run_estimate = estimate(values_where_timed(judged, name))
         if run_estimate is None:
             return None
@@ -71,7 +71,7 @@ def _unlike_bandwidths(name: str, reference: Dataset, candidate: Dataset) -> str
 
 def is_window(side: Dataset) -> bool:
     """A trace without step markers: all that was read is one step."""
-    return is_whole_trace(side.first.run)
+    return is_whole_trace(side.first)
 
 
 def is_whole_trace(run: Run) -> bool:

@@ -96,7 +96,7 @@ def mfu_text(dataset: Dataset) -> str:
     mfu = None if statistic is None else statistic.median
     if mfu is None:
         return ""
-    text = f"MFU: model FLOP/s over {peak_text(dataset.first.run.run)}"
+    text = f"MFU: model FLOP/s over {peak_text(dataset.first.record)}"
     if mfu <= 1:
         return text
     return (
@@ -129,6 +129,6 @@ def losses_text(dataset: Dataset) -> str:
         hidden = account.mean_ms("hidden") / account.comm_ms
         text += f"; {percent(hidden)} of communication is hidden under compute"
     else:
-        doubt = comm_evidence(dataset.first.run).doubt
+        doubt = comm_evidence(dataset.first).doubt
         text += f"; {doubt}" if doubt else ""
     return text

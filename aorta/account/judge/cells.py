@@ -20,7 +20,7 @@ from aorta.account.judge.exposed import exposed_of
 from aorta.account.judge.judged import statistic
 from aorta.account.judge.selection import last_holds_the_end, looked_at
 from aorta.account.load.rank.host import AFTER, BETWEEN, CPU, IDLE, PREFIX, READY
-from aorta.account.model import JudgedRun, Run, Statistic
+from aorta.account.model import Run, Statistic
 from aorta.account.rows import positive
 from aorta.timeline.noise import NORMAL_95
 from aorta.timeline.statistics import MIN_STEPS
@@ -205,19 +205,18 @@ class Account:
         return rows
 
 
-def account_of(judged: JudgedRun) -> Account:
+def account_of(judged: Run) -> Account:
     """Made once for a run. Of a run of many ranks and steps the last steps (looked_at)."""
     return judged.once("account", lambda: _account(judged))
 
 
-def _account(judged: JudgedRun) -> Account:
+def _account(judged: Run) -> Account:
     looked = looked_at(judged)
-    columns = slice(looked.num_warmup, None)
-    run = looked.run
-    host = Host(run, columns)
+    columns = looked.judged_steps
+    host = Host(looked, columns)
     step = host.metric("step_ms")
     compute, exposed = (host.metric(name) for name in ("compute_ms", "exposed_ms"))
-    on_device, between = run.source != "host", np.zeros_like(step)
+    on_device, between = looked.source != "host", np.zeros_like(step)
     tails: dict[str, Floats] = {}
     instrument = _instrument_of(judged, looked)
     reasons = {"instrument": instrument.why_not} if instrument.why_not else {}
@@ -233,8 +232,10 @@ def _account(judged: JudgedRun) -> Account:
         rest = np.where(is_known, positive(step - compute - exposed), 0.0)
         idle = np.where(np.isfinite(host.metric("idle_ms")), rest, 0.0)
         unknown += rest - idle
-        if run.source == "events":
-            bound = np.where(run.host_bound[:, columns] == 1, positive(host.metric("starved_bound_ms")), 0.0)
+        if looked.source == "events":
+            bound = np.where(
+                looked.host_bound[:, columns] == 1, positive(host.metric("starved_bound_ms")), 0.0
+            )
             starved = np.minimum(bound, compute)
             compute, idle = compute - starved, idle + starved
         hidden = np.minimum(positive(host.metric("hidden_ms")), compute)
@@ -257,30 +258,30 @@ def _account(judged: JudgedRun) -> Account:
             cells["hidden"] = hidden
             tails = {kind: np.minimum(host.tail(kind), cells[kind]) for kind in SPAN_KINDS}
             tails["between_steps"] = cells["between_steps"]
-        if not run.host_parts and "idle" in cells:
-            reasons |= dict.fromkeys(IDLE_CELLS[:-1], run.not_measured.get("host_spans", NO_HOST))
+        if not looked.host_parts and "idle" in cells:
+            reasons |= dict.fromkeys(IDLE_CELLS[:-1], looked.not_measured.get("host_spans", NO_HOST))
     unknown += np.where(is_known, 0.0, step)
     if unknown.any():
         cells["not_measured"] = unknown
-        reasons["compute"] = run.not_measured.get("compute_ms", f"not given by source {run.source}")
+        reasons["compute"] = looked.not_measured.get("compute_ms", f"not given by source {looked.source}")
     wrong = in_cells(step, cells)
     if wrong is not None:
         reasons["compute"] = please_report("where a step's time went", wrong)
         cells, tails, between = {"not_measured": step}, {}, np.zeros_like(step)
     return Account(
-        ranks=run.ranks,
-        global_step=run.global_step[columns],
+        ranks=looked.ranks,
+        global_step=looked.global_step[columns],
         step_ms=step,
         cells={name: cells[name] for name in CELLS if name in cells},
         tails=tails,
         gap_ms=instrument.gap_ms,
         between_ms=between,
-        knows_host=bool(run.host_parts),
+        knows_host=bool(looked.host_parts),
         on_device=on_device,
-        num_judged=judged.num_steps,
+        num_judged=judged.num_judged,
         gaps_ms=_gaps(judged),
-        gap_step=judged.run.global_step[judged.num_warmup :],
-        judged_ms=float(positive(judged.values("step_ms")).sum() / len(run.ranks)),
+        gap_step=judged.global_step[judged.judged_steps],
+        judged_ms=float(positive(judged.values("step_ms")).sum() / len(looked.ranks)),
         longest_ms=float(positive(judged.values("step_ms")).max(initial=0.0)),
         outside=_outside(judged),
         reasons=reasons,
@@ -299,10 +300,10 @@ class _Instrument(NamedTuple):
     cell: str = "instrument"
 
 
-def _instrument_of(judged: JudgedRun, looked: JudgedRun) -> _Instrument:
+def _instrument_of(judged: Run, looked: Run) -> _Instrument:
     """Recording makes a step longer; what runs in every step is known of those that were left out."""
-    overhead = None if looked.run.run is None else looked.run.run.overhead
-    if overhead is not None and looked.run.left_out[looked.num_warmup :].all():
+    overhead = None if looked.record is None else looked.record.overhead
+    if overhead is not None and looked.left_out[looked.judged_steps].all():
         ms = overhead.always_on_ms
         if ms is None:  # of a version that tells the share alone
             ms = (overhead.always_on or 0.0) * float(positive(looked.values("step_ms")).mean())
@@ -310,7 +311,7 @@ def _instrument_of(judged: JudgedRun, looked: JudgedRun) -> _Instrument:
     if overhead is None or overhead.step_ms is None or overhead.step_interval_ms is None:
         return _Instrument(why_not="not told apart: it is in what the host does")
     low_ms, high_ms = overhead.step_interval_ms
-    if overhead.only_first and looked.run.source != "host":
+    if overhead.only_first and looked.source != "host":
         return _beyond_left_out(judged, looked)
     if low_ms <= 0:
         most = f"{max(high_ms, 0.0):.3g} ms"
@@ -322,11 +323,11 @@ def _instrument_of(judged: JudgedRun, looked: JudgedRun) -> _Instrument:
     return _Instrument(overhead.step_ms, high_ms)
 
 
-def _beyond_left_out(judged: JudgedRun, looked: JudgedRun) -> _Instrument:
+def _beyond_left_out(judged: Run, looked: Run) -> _Instrument:
     """Where only the first steps were recorded: by how much these are longer than the judged steps that were
     left out. Whether recording or the beginning of the run made them so, the steps of the run lack it. On a
     CPU it may be other programs as well."""
-    left_out = judged.run.left_out[judged.num_warmup :]
+    left_out = judged.left_out[judged.judged_steps]
     others = judged.values("step_ms")[:, left_out].mean(axis=0)
     steps = positive(looked.values("step_ms")).mean(axis=0)
     if min(len(others), len(steps)) < MIN_STEPS:
@@ -484,18 +485,18 @@ def _idle_meanwhile(idle: Floats | None, span: Floats, unusual: Floats) -> Float
     return np.where(np.isnan(idle), estimate, idle)
 
 
-def _outside(judged: JudgedRun) -> dict[str, float]:
+def _outside(run: Run) -> dict[str, float]:
     """Wall time of the run, from when aorta was loaded to its end, or that of a rank's last step if it is
     later; of a run that was not restarted. Of traces the time that they cover."""
-    run, record = judged.run, judged.run.run
+    record = run.record
     if run.source in TRACE_SOURCES and run.num_steps:
-        return _outside_of_trace(judged)
+        return _outside_of_trace(run)
     if record is None or record.finished_unix_ns is None or len(record.attempts) > 1:
         return {}
     if not run.num_steps:
         return {}
     lengths = np.nan_to_num(run.metrics["step_ms"])
-    if last_holds_the_end(judged):
+    if last_holds_the_end(run):
         lengths = lengths[:, :-1]
     begin, end = (ns / 1e6 for ns in (record.started_unix_ns, record.finished_unix_ns))
     starts = run.start_unix_ns / 1e6
@@ -505,7 +506,7 @@ def _outside(judged: JudgedRun) -> dict[str, float]:
     earliest_ms = min(start_ms, float(between.mean()), float((end - last).mean()))
     if earliest_ms < -CLOCKS_APART_MS or start_ms > LONGEST_START_MS:
         return {}  # run.json's clock is not that of the lines
-    warm_up = lengths[:, : judged.num_warmup].sum(axis=1)
+    warm_up = lengths[:, : run.num_warmup].sum(axis=1)
     # A step by the device's clock ends after the next one has begun by the host's: this time is told once.
     parts = {
         "judged": lengths.sum(axis=1) - warm_up + np.minimum(between, 0.0),
@@ -517,24 +518,23 @@ def _outside(judged: JudgedRun) -> dict[str, float]:
     return {name: float(values.mean()) for name, values in parts.items()}
 
 
-def _outside_of_trace(judged: JudgedRun) -> dict[str, float]:
-    lengths = np.nan_to_num(judged.run.metrics["step_ms"]).mean(axis=0)
-    spans = [total["span_ms"] for total in judged.run.totals.values()]
+def _outside_of_trace(judged: Run) -> dict[str, float]:
+    lengths = np.nan_to_num(judged.metrics["step_ms"]).mean(axis=0)
+    spans = [total["span_ms"] for total in judged.totals.values()]
     whole_ms = float(np.mean([span or 0.0 for span in spans]))
     warm_up_ms = float(lengths[: judged.num_warmup].sum())
     parts = {"judged": float(lengths.sum()) - warm_up_ms, "warm_up": warm_up_ms}
     return parts | {"unmarked": max(whole_ms - float(lengths.sum()), 0.0)}
 
 
-def _gaps(judged: JudgedRun) -> Floats:
-    run, judged_steps = judged.run, slice(judged.num_warmup, None)
+def _gaps(run: Run) -> Floats:
     if run.source in TRACE_SOURCES or run.source == "projected" or not run.num_steps:
-        return np.full(judged.num_steps, np.nan)
-    starts = run.start_unix_ns[:, judged_steps] / 1e6
-    gaps = starts[:, 1:] - starts[:, :-1] - judged.values("step_ms")[:, :-1]
-    begins = np.sort([one.started_unix_ns / 1e6 for one in (run.run.attempts if run.run else ())])
+        return np.full(run.num_judged, np.nan)
+    starts = run.start_unix_ns[:, run.judged_steps] / 1e6
+    gaps = starts[:, 1:] - starts[:, :-1] - run.values("step_ms")[:, :-1]
+    begins = np.sort([one.started_unix_ns / 1e6 for one in (run.record.attempts if run.record else ())])
     attempt = np.searchsorted(begins, starts[0], side="right")
-    is_next = (np.diff(run.global_step[judged_steps]) == 1) & (np.diff(attempt) == 0)
+    is_next = (np.diff(run.global_step[run.judged_steps]) == 1) & (np.diff(attempt) == 0)
     after = np.append(np.where(is_next, gaps.mean(axis=0), np.nan), np.nan)
     result: Floats = np.maximum(after, 0.0)
     return result

@@ -277,7 +277,7 @@ def _too_few(side: Dataset, metric: str) -> str:
     if side.source == "projected":
         return ""
     for judged in side.runs:
-        if metric not in judged.run.metrics:
+        if metric not in judged.metrics:
             return f"{side.label}: {why_missing(side, metric)}"
         values = values_where_timed(judged, metric)
         num = int(np.count_nonzero(np.isfinite(values).all(axis=0)))

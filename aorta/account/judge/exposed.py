@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aorta.account.load.rank.host import AFTER, BEHIND_EXPOSED, BEHIND_WAITS, PREFIX
-from aorta.account.model import JudgedRun
+from aorta.account.model import Run
 from aorta.account.rows import positive
 from aorta.timeline.collective import POINT_TO_POINT
 
@@ -48,7 +48,7 @@ class Exposed:
         return self.wait_ms - self.lost_ms
 
 
-def exposed_of(judged: JudgedRun) -> Exposed | None:
+def exposed_of(judged: Run) -> Exposed | None:
     """None where overlap was not measured, or nothing is exposed.
 
     Where all ranks communicate in the same groups, they leave together, and the last to come waits least:
@@ -58,33 +58,32 @@ def exposed_of(judged: JudgedRun) -> Exposed | None:
     return judged.once("exposed", lambda: _exposed_of(judged))
 
 
-def _exposed_of(judged: JudgedRun) -> Exposed | None:
-    run, judged_steps = judged.run, slice(judged.num_warmup, None)
+def _exposed_of(run: Run) -> Exposed | None:
     name = "exposed_ms"
     if name not in run.metrics:
         return None
-    exposed = positive(run.metrics[name][:, judged_steps])
+    exposed = positive(run.values(name))
     if not exposed.any():
         return None
     wait = np.zeros_like(exposed)
     is_known = np.zeros(exposed.shape, dtype=bool)
     matched = run.metrics.get("exposed_wait_ms")
     if matched is not None:
-        matched = matched[:, judged_steps]
+        matched = matched[:, run.judged_steps]
         is_known = np.isfinite(matched)
         wait = np.minimum(positive(matched), exposed)
     num_ranks = len(run.ranks)
-    if num_ranks > 1 and is_one_group(judged):
+    if num_ranks > 1 and is_one_group(run):
         wait = np.maximum(wait, exposed - exposed.min(axis=0))
         is_known[:] = True
     caused = np.zeros_like(exposed)
     if num_ranks > 1 and is_known.any():
-        caused = _blame(judged, exposed) * wait.sum(axis=0) / (num_ranks - 1)
+        caused = _blame(run, exposed) * wait.sum(axis=0) / (num_ranks - 1)
     rest = exposed - wait
-    lost = _lost(judged, wait, BEHIND_WAITS)
-    moving = np.clip(_lost(judged, exposed, BEHIND_EXPOSED) - lost, 0.0, rest)
-    is_limited = run.source != "host" and judged.mean_of_host(BEHIND_EXPOSED) is not None
-    is_coupled = is_limited and num_ranks > 1 and is_one_group(judged)
+    lost = _lost(run, wait, BEHIND_WAITS)
+    moving = np.clip(_lost(run, exposed, BEHIND_EXPOSED) - lost, 0.0, rest)
+    is_limited = run.source != "host" and run.mean_of_host(BEHIND_EXPOSED) is not None
+    is_coupled = is_limited and num_ranks > 1 and is_one_group(run)
     return Exposed(
         wait,
         np.where(is_known, rest, 0.0),
@@ -96,20 +95,20 @@ def _exposed_of(judged: JudgedRun) -> Exposed | None:
     )
 
 
-def _lost(judged: JudgedRun, ms: Floats, behind: str) -> Floats:
+def _lost(judged: Run, ms: Floats, behind: str) -> Floats:
     """The part of ms that delays its rank, as a column of its host tells. What the host waits for the device
     itself, on other ranks' account, is lost too.
 
     Steps whose collectives were learned do not say when those were launched: as large a share is lost in them
     as in the rank's steps that do.
     """
-    parts, judged_steps = judged.run.host_parts, slice(judged.num_warmup, None)
-    if judged.run.source == "host" or behind not in parts:
+    parts = judged.host_parts
+    if judged.source == "host" or behind not in parts:
         return ms
-    ahead = parts[behind][:, judged_steps]
+    ahead = parts[behind][:, judged.judged_steps]
     for name in (f"{PREFIX}synchronisation", f"{PREFIX}synchronisation{AFTER}"):
         if name in parts:
-            ahead = ahead + positive(parts[name][:, judged_steps])
+            ahead = ahead + positive(parts[name][:, judged.judged_steps])
     is_known = ~np.isnan(ahead)
     lost = np.minimum(ahead, ms)
     known_ms = ms.sum(axis=1, where=is_known)
@@ -120,28 +119,27 @@ def _lost(judged: JudgedRun, ms: Floats, behind: str) -> Floats:
     return result
 
 
-def is_one_group(judged: JudgedRun) -> bool:
+def is_one_group(judged: Run) -> bool:
     """Every rank takes part in every collective."""
-    sizes = {kind.num_ranks for kind in judged.run.collectives}
-    return sizes == {len(judged.run.ranks)} and not has_point_to_point(judged)
+    sizes = {kind.num_ranks for kind in judged.collectives}
+    return sizes == {len(judged.ranks)} and not has_point_to_point(judged)
 
 
-def has_point_to_point(judged: JudgedRun) -> bool:
-    return any(kind.op in POINT_TO_POINT for kind in judged.run.collectives)
+def has_point_to_point(judged: Run) -> bool:
+    return any(kind.op in POINT_TO_POINT for kind in judged.collectives)
 
 
-def _blame(judged: JudgedRun, exposed: Floats) -> Floats:
+def _blame(judged: Run, exposed: Floats) -> Floats:
     """[rank, step]: shares of 1 of who came last; by arrival in steps where that is known, else by least
     exposure."""
     share = np.zeros_like(exposed)
     share[np.argmin(exposed, axis=0), np.arange(exposed.shape[1])] = 1.0
-    arrivals = judged.run.arrivals
+    arrivals = judged.arrivals
     if arrivals is None:
         return share
-    judged_steps = slice(judged.num_warmup, None)
-    caused = arrivals.caused_ms[:, judged_steps]
+    caused = arrivals.caused_ms[:, judged.judged_steps]
     total = caused.sum(axis=0)
     by_arrival = np.divide(caused, total, out=np.zeros_like(exposed), where=total > 0)
-    is_matched = arrivals.num_judged[:, judged_steps].sum(axis=0) > 0
+    is_matched = arrivals.num_judged[:, judged.judged_steps].sum(axis=0) > 0
     by_step: Floats = np.where(is_matched, by_arrival, share)
     return by_step

@@ -4,6 +4,7 @@ import warnings
 from collections.abc import Iterable
 from typing import Literal
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -11,7 +12,7 @@ from aorta.account.load.evidence import comm_evidence
 from aorta.account.load.rank.kernels import NAME_COUNT, NAME_TIME
 from aorta.account.load.waits import is_of_transfer
 from aorta.account.metrics import metric_key, of_operation
-from aorta.account.model import CollectiveKind, CollectiveRow, Dataset, JudgedRun, Run, Statistic
+from aorta.account.model import CollectiveKind, CollectiveRow, Dataset, Run, Statistic
 from aorta.account.numbers import none_if_nan
 from aorta.account.rows import row_medians_and_percentile
 from aorta.errors import ReportError
@@ -19,7 +20,7 @@ from aorta.timeline.collective import busbw_factor
 from aorta.timeline.statistics import WARMUP_RULE, warmup_steps
 
 
-def judge(run: Run, num_warmup: int | None = None) -> JudgedRun:
+def judge(run: Run, num_warmup: int | None = None) -> Run:
     """Statistics without the warm-up: num_warmup steps, or by WARMUP_RULE."""
     rule = "as asked for"
     if num_warmup is None:
@@ -28,12 +29,12 @@ def judge(run: Run, num_warmup: int | None = None) -> JudgedRun:
         raise ReportError(
             f"{run.label}: warm-up of {num_warmup} leaves no step: {run.num_steps} were recorded"
         )
-    return JudgedRun(
-        run=run,
+    return msgspec.structs.replace(
+        run,
         num_warmup=num_warmup,
         warmup_rule=rule,
         statistics={name: statistic(values[:, num_warmup:]) for name, values in run.metrics.items()},
-        collectives=collective_rows(run, num_warmup),
+        collective_rows=collective_rows(run, num_warmup),
     )
 
 
@@ -48,11 +49,11 @@ def _warmup_of(run: Run) -> int:
     return int(timed[num_timed - 1]) + 1 if num_timed else 0
 
 
-def dataset(label: str, runs: list[JudgedRun]) -> Dataset:
+def dataset(label: str, runs: list[Run]) -> Dataset:
     """The runs of a label, which must be of the same kind."""
     for attribute, kinds in (
-        ("ranks", sorted({len(judged.run.ranks) for judged in runs})),
-        ("source", sorted({judged.run.source for judged in runs})),
+        ("ranks", sorted({len(judged.ranks) for judged in runs})),
+        ("source", sorted({judged.source for judged in runs})),
     ):
         if len(kinds) > 1:
             raise ReportError(
@@ -91,16 +92,14 @@ Bandwidth = Literal["transfer", "duration"]
 """What a busbw_gb_s.<op> is over."""
 
 
-def bandwidths(runs: Iterable[JudgedRun], name: str) -> set[Bandwidth]:
+def bandwidths(runs: Iterable[Run], name: str) -> set[Bandwidth]:
     """The bases of the bandwidth called name in the runs that have it; empty for other metrics. A projection
     has no say: nothing waits in it, so that both are the same."""
     key = metric_key(name)
     if key.name != "busbw_gb_s":
         return set()
     runs_with_it = (
-        judged.run
-        for judged in runs
-        if name in judged.statistics and judged.statistics[name].median is not None
+        judged for judged in runs if name in judged.statistics and judged.statistics[name].median is not None
     )
     return {
         "transfer" if is_of_transfer(run.metrics, key.operation) else "duration"
@@ -109,7 +108,7 @@ def bandwidths(runs: Iterable[JudgedRun], name: str) -> set[Bandwidth]:
     }
 
 
-def is_unlike(runs: Iterable[JudgedRun], name: str) -> bool:
+def is_unlike(runs: Iterable[Run], name: str) -> bool:
     """Returns True where a mean over the runs would be of unlike things."""
     return len(bandwidths(runs, name)) > 1
 
@@ -170,9 +169,9 @@ def why_missing(dataset: Dataset, name: str) -> str:
     return missing(dataset.first).get(name) or not_given(dataset.first, name)
 
 
-def missing(judged: JudgedRun) -> dict[str, str]:
+def missing(judged: Run) -> dict[str, str]:
     """Metrics that no judged step has, and why."""
-    reasons = judged.run.not_measured
+    reasons = judged.not_measured
     return {
         name: reasons.get(name) or _reason(judged, name)
         for name, values in judged.statistics.items()
@@ -180,21 +179,21 @@ def missing(judged: JudgedRun) -> dict[str, str]:
     }
 
 
-def not_given(judged: JudgedRun, name: str) -> str:
+def not_given(judged: Run, name: str) -> str:
     """Reason why a run has no such metric."""
     key = metric_key(name)
     is_of_calls = key.name in OF_CALLS and bool(key.operation)
     is_absent = of_operation("count", key.operation) not in judged.statistics
-    if is_of_calls and is_absent and judged.run.has_details.any():
+    if is_of_calls and is_absent and judged.has_details.any():
         return f"no {key.operation} was recorded"
     if key.name in (NAME_TIME, NAME_COUNT):
         return "no kernel of this name is among those with most time"
-    return f"not given by source {judged.run.source}"
+    return f"not given by source {judged.source}"
 
 
-def _reason(judged: JudgedRun, name: str) -> str:
+def _reason(judged: Run, name: str) -> str:
     if name == "overlap_ratio" and judged.statistics["comm_ms"].median == 0:
-        evidence = comm_evidence(judged.run)
+        evidence = comm_evidence(judged)
         if evidence.num_ranks > 1 and not evidence.is_found:
             return evidence.absence
         return "there was no communication"

@@ -28,19 +28,19 @@ def kernels_by_class(dataset: Dataset) -> list[KernelTimeRow]:
 
 def kernels_by_name(dataset: Dataset) -> list[KernelTimeRow]:
     """Those that took most time."""
-    names = operations(dataset.first.run.metrics, NAME_TIME)
+    names = operations(dataset.first.metrics, NAME_TIME)
     return _rows(dataset, NAME_TIME, NAME_COUNT, names)[:MOST_NAMES]
 
 
 def operators(dataset: Dataset) -> list[KernelTimeRow]:
     """Of a trace that was read with its operators, in its judged steps."""
     first = dataset.first
-    return operator_rows(first.run.inventories, first.num_warmup)
+    return operator_rows(first.inventories, first.num_warmup)
 
 
 def queue_text(dataset: Dataset) -> str:
     """How far the host launches ahead, beside the operators of a trace; '' where launches are not linked."""
-    queues = [rank.queue for rank in dataset.first.run.inventories if rank.queue is not None]
+    queues = [rank.queue for rank in dataset.first.inventories if rank.queue is not None]
     if not queues:
         return ""
     depth, empty, ahead_ms = (float(np.mean(values)) for values in list(zip(*queues, strict=True))[:3])

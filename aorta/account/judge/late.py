@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from aorta.account.judge.occasional import Occasions, occasions
 from aorta.account.load.rank.host import CPU, READY, UNTIL_BACKWARD, UNTIL_UPDATE
-from aorta.account.model import JudgedRun
+from aorta.account.model import Run
 from aorta.account.rows import Floats, of_the_others
 from aorta.records.digests import Slots
 
@@ -149,7 +149,7 @@ class LateLeftOut(NamedTuple):
         return min(float(self.late_ms.mean()), self.longer_ms)
 
 
-def late_in_left_out(judged: JudgedRun) -> LateLeftOut | None:
+def late_in_left_out(run: Run) -> LateLeftOut | None:
     """The rank that is late in the steps that the overhead left out, and not in the recorded ones.
 
     Of such a step there are the host's times alone: its start, its last backward pass, its first optimizer.
@@ -157,16 +157,15 @@ def late_in_left_out(judged: JudgedRun) -> LateLeftOut | None:
     behind everybody, by more than at another one and than in recorded steps. Where these are not shorter for
     it nobody waits: a host may be behind the others' while its device is not.
     """
-    run = judged.run
-    step_ms = judged.values("step_ms")
-    is_left_out = steps_left_out(judged)
+    step_ms = run.values("step_ms")
+    is_left_out = steps_left_out(run)
     is_known = ~is_left_out & np.isfinite(step_ms).all(axis=0)
     if len(run.ranks) < 2 or min(is_left_out.sum(), is_known.sum()) < FEWEST_STEPS:
         return None
     # Medians: blocks behind a change are recorded, in which the rank is late as well.
     more_ms = step_ms.mean(axis=0) - np.median(step_ms[:, is_known].mean(axis=0))
     longer_ms = float(more_ms[is_left_out].mean())
-    behind_ms = {mark: _behind(at_ms) for mark, at_ms in _marks(judged).items()}
+    behind_ms = {mark: _behind(at_ms) for mark, at_ms in _marks(run).items()}
     found = _at_all_marks(behind_ms, more_ms, is_left_out, is_known)
     found = found or _latest(behind_ms, is_left_out, is_known)
     if found is None:
@@ -182,14 +181,14 @@ def late_in_left_out(judged: JudgedRun) -> LateLeftOut | None:
     # Of a few steps the sizes differ too much: then it has to be late in nearly every one.
     if max(signs(late_ms), signs(np.sign(late_ms))) < LEAST_SIGNS or not lasts(late_ms, knows_busy=True):
         return None
-    return LateLeftOut(row, mark, late_ms, usual_ms, longer_ms, _doing(judged, row, is_left_out, cost_ms))
+    return LateLeftOut(row, mark, late_ms, usual_ms, longer_ms, _doing(run, row, is_left_out, cost_ms))
 
 
-def steps_left_out(judged: JudgedRun) -> NDArray[np.bool_]:
+def steps_left_out(judged: Run) -> NDArray[np.bool_]:
     """[judged step]: left out by the overhead on some rank. After a slow step each rank judges by itself what
     is recorded."""
-    if not judged.run.left_out.any():
-        return np.zeros(judged.num_steps, dtype=bool)
+    if not judged.left_out.any():
+        return np.zeros(judged.num_judged, dtype=bool)
     is_timed, has_length = (
         np.isfinite(judged.values(name)).all(axis=0) for name in ("compute_ms", "step_ms")
     )
@@ -197,16 +196,15 @@ def steps_left_out(judged: JudgedRun) -> NDArray[np.bool_]:
     return result
 
 
-def _marks(judged: JudgedRun) -> dict[str, Floats]:
+def _marks(run: Run) -> dict[str, Floats]:
     """[rank, judged step] by mark: ms after the first start of the step, on a common clock."""
-    run, judged_steps = judged.run, slice(judged.num_warmup, None)
     moved_ns = np.array([run.clock_offset_ns.get(rank, 0) for rank in run.ranks], dtype=np.int64)
-    start_ns = run.start_unix_ns[:, judged_steps] + moved_ns[:, None]
+    start_ns = run.start_unix_ns[:, run.judged_steps] + moved_ns[:, None]
     start_ms = (start_ns - start_ns.min(axis=0)) / 1e6
     marks = {"": np.append(start_ms[:, 1:], np.full((len(start_ms), 1), np.nan), axis=1)}
     for name in (UNTIL_BACKWARD, UNTIL_UPDATE):
         if name in run.host_parts:
-            marks[name] = start_ms + run.host_parts[name][:, judged_steps]
+            marks[name] = start_ms + run.host_parts[name][:, run.judged_steps]
     return marks
 
 
@@ -261,12 +259,12 @@ def _latest(
     return best
 
 
-def _doing(judged: JudgedRun, row: int, is_left_out: NDArray[np.bool_], cost_ms: float) -> str:
+def _doing(judged: Run, row: int, is_left_out: NDArray[np.bool_], cost_ms: float) -> str:
     """What the late rank's thread does beyond the others': it works, is starved of its core, or sleeps."""
-    parts, judged_steps = judged.run.host_parts, slice(judged.num_warmup, None)
+    parts = judged.host_parts
     for op, name in (("starved", READY), ("works", CPU)):
         if name in parts:
-            used = np.nan_to_num(parts[name][:, judged_steps][:, is_left_out])
+            used = np.nan_to_num(parts[name][:, judged.judged_steps][:, is_left_out])
             if float((used[row] - of_the_others(used)[row]).mean()) >= MOST_OF_IT * cost_ms:
                 return op
     return "sleeps"

@@ -12,9 +12,9 @@ def overhead_texts(dataset: Dataset) -> list[str]:
     """A sentence for each run that measured what aorta cost it."""
     found = []
     for judged in dataset.runs:
-        overhead = None if judged.run.run is None else judged.run.run.overhead
+        overhead = None if judged.record is None else judged.record.overhead
         if overhead is not None and overhead.cost is not None and overhead.interval is not None:
-            of_run = "this run" if len(dataset.runs) == 1 else judged.run.label
+            of_run = "this run" if len(dataset.runs) == 1 else judged.label
             found.append(_cost_text(overhead, of_run) + _above_limit(overhead))
     return found
 

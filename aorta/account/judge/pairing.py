@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from aorta.account.judge.cells import account_of
 from aorta.account.load.rank.host import AFTER, PREFIX, READY
 from aorta.account.metrics import WORK, meaning
-from aorta.account.model import Dataset, JudgedRun, MetricComparison
+from aorta.account.model import Dataset, MetricComparison, Run
 from aorta.account.numbers import number, percent
 from aorta.timeline.noise import NORMAL_95, error_of_mean
 from aorta.timeline.ratio import (
@@ -89,7 +89,7 @@ def pairs(
     reference: Dataset,
     candidate: Dataset,
     metric: str,
-    is_chosen: Callable[[JudgedRun], Mask] | None = None,
+    is_chosen: Callable[[Run], Mask] | None = None,
 ) -> Pairs | None:
     """None where fewer than MIN_STEPS can be taken together. is_chosen: which judged steps of a run are."""
     sides = [[_series(run, metric, is_chosen) for run in side.runs] for side in (reference, candidate)]
@@ -130,9 +130,9 @@ def pairs(
     )
 
 
-def _series(judged: JudgedRun, name: str, is_chosen: Callable[[JudgedRun], Mask] | None = None) -> _Series:
-    steps = judged.run.global_step[judged.num_warmup :]
-    if name not in judged.run.metrics:
+def _series(judged: Run, name: str, is_chosen: Callable[[Run], Mask] | None = None) -> _Series:
+    steps = judged.global_step[judged.judged_steps]
+    if name not in judged.metrics:
         return _Series(steps[:0], np.empty(0))
     values = judged.values(name)
     is_complete = np.isfinite(values).all(axis=0)
@@ -179,16 +179,16 @@ def _alike(reference: Dataset, candidate: Dataset, steps: Ints) -> tuple[Ints, d
     return steps[left], unlike
 
 
-def in_state(kind: str) -> Callable[[JudgedRun, Ints], Floats]:
+def in_state(kind: str) -> Callable[[Run, Ints], Floats]:
     """1 in the steps of a run in which it took a part worth the name of any rank's step, else 0."""
 
-    def read(judged: JudgedRun, steps: Ints) -> Floats:
-        parts = [judged.run.host_parts.get(f"{PREFIX}{kind}{end}") for end in ("", AFTER)]
+    def read(judged: Run, steps: Ints) -> Floats:
+        parts = [judged.host_parts.get(f"{PREFIX}{kind}{end}") for end in ("", AFTER)]
         noted = [np.nan_to_num(part) for part in parts if part is not None]
         if not noted:
             return np.zeros(len(steps))
         with np.errstate(divide="ignore", invalid="ignore"):
-            share = np.nan_to_num(sum(noted) / judged.run.metrics["step_ms"])
+            share = np.nan_to_num(sum(noted) / judged.metrics["step_ms"])
         return (column(judged, share, steps, "most") > LEAST_OF_STEP).astype(float)
 
     return read
@@ -239,10 +239,10 @@ def _share(side: Dataset, kind: str) -> float:
     """Of the judged steps of a side, the middle of its runs."""
     shares = []
     for judged in side.runs:
-        columns = slice(judged.num_warmup, None)
-        parts = [judged.run.host_parts.get(f"{PREFIX}{kind}{end}") for end in ("", AFTER)]
+        columns = judged.judged_steps
+        parts = [judged.host_parts.get(f"{PREFIX}{kind}{end}") for end in ("", AFTER)]
         spent = sum(float(np.nansum(part[:, columns])) for part in parts if part is not None)
-        shares.append(spent / float(np.nansum(judged.run.metrics["step_ms"][:, columns])))
+        shares.append(spent / float(np.nansum(judged.metrics["step_ms"][:, columns])))
     return float(np.median(shares))
 
 
@@ -280,30 +280,28 @@ def _is_same(sides: tuple[Floats, Floats]) -> bool:
     return bool((np.ptp(runs, axis=0) <= FEW_DIGITS * np.abs(runs[0])).all())
 
 
-def _of_runs(side: Dataset, steps: Ints, read: Callable[[JudgedRun, Ints], Floats]) -> Floats:
+def _of_runs(side: Dataset, steps: Ints, read: Callable[[Run, Ints], Floats]) -> Floats:
     return np.stack([read(run, steps) for run in side.runs])
 
 
-def _tokens(judged: JudgedRun, steps: Ints) -> Floats:
-    return column(judged, judged.run.metrics.get(WORK), steps, "first")
+def _tokens(judged: Run, steps: Ints) -> Floats:
+    return column(judged, judged.metrics.get(WORK), steps, "first")
 
 
-def _taken(judged: JudgedRun, steps: Ints) -> Floats:
+def _taken(judged: Run, steps: Ints) -> Floats:
     """Of the rank that lost most: the others wait for it."""
-    ready = judged.run.host_parts.get(READY)
+    ready = judged.host_parts.get(READY)
     if ready is None:
         return np.full(len(steps), np.nan)
     with np.errstate(divide="ignore", invalid="ignore"):
-        return column(judged, ready / judged.run.metrics["step_ms"], steps, "most")
+        return column(judged, ready / judged.metrics["step_ms"], steps, "most")
 
 
-def column(
-    judged: JudgedRun, values: Floats | None, steps: Ints, of_ranks: Literal["first", "most"]
-) -> Floats:
+def column(judged: Run, values: Floats | None, steps: Ints, of_ranks: Literal["first", "most"]) -> Floats:
     """[step]: of the first rank, or of the one that has most; NaN where nothing is known."""
     if values is None:
         return np.full(len(steps), np.nan)
-    places = np.searchsorted(judged.run.global_step, steps)
+    places = np.searchsorted(judged.global_step, steps)
     chosen = values[:, places]
     of_run: Floats = chosen[0] if of_ranks == "first" else chosen.max(axis=0)
     return of_run

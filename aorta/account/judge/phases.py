@@ -10,7 +10,7 @@ from aorta.account.judge.cells import account_of
 from aorta.account.judge.profiles import sampled_ranks
 from aorta.account.judge.stacks import Samples, WeightedStack, heaviest, samples_of
 from aorta.account.load.rank.phases import BYTES, PHASES, PREFIX, STEP
-from aorta.account.model import JudgedRun
+from aorta.account.model import Run
 from aorta.account.numbers import counted, quantity
 from aorta.account.rows import positive
 from aorta.records.schema import StepPhase
@@ -61,12 +61,12 @@ class PhaseRow:
         return "" if self.line is None else f", most of it in {self.line.text}"
 
 
-def phases_of(judged: JudgedRun) -> list[PhaseRow]:
+def phases_of(judged: Run) -> list[PhaseRow]:
     """In the order of a step; they add up to the host's. Nothing where no step shows its phases."""
     return judged.once("phases", lambda: _phases_of(judged))
 
 
-def largest_text(judged: JudgedRun) -> str:
+def largest_text(judged: Run) -> str:
     """'The largest phase is backward: 12.2 ms of 34.9 ms (mean of 180 steps), most of it in fit(), a.py:45.'
 
     Its steps are named, since a table of cells is of those alone that were recorded. '' where phases are not
@@ -82,9 +82,9 @@ def largest_text(judged: JudgedRun) -> str:
     )
 
 
-def evaluation_text(judged: JudgedRun) -> str:
+def evaluation_text(judged: Run) -> str:
     """'Evaluations took 0.5 s in no step, 6 times, most of it in test(), a.py:15.' '' of short ones."""
-    record = judged.run.run
+    record = judged.record
     seen = {} if record is None else record.coverage.get("evaluations") or {}
     if not seen or not seen["s"] >= WORTH_SAYING * 1e-3 * judged.values("step_ms").mean(axis=0).sum():
         return ""
@@ -93,9 +93,9 @@ def evaluation_text(judged: JudgedRun) -> str:
     return f"Evaluations took {quantity(seen['s'], 's')} in no step, {counted(seen['times'], 'time')}{place}."
 
 
-def line_of_evaluation(judged: JudgedRun) -> CodeLine | None:
+def line_of_evaluation(judged: Run) -> CodeLine | None:
     """The line of the program that calls modules in no step."""
-    samples = samples_of(judged.whole or judged, judged.run.ranks[0])
+    samples = samples_of(judged.whole or judged, judged.ranks[0])
     if samples is None:
         return None
     which = ~samples.is_judged & samples.at("no_step") & samples.in_phase("forward", "evaluation")
@@ -108,32 +108,31 @@ def _until_a_module(stack: WeightedStack) -> WeightedStack:
     return replace(stack, frames=stack.frames[:called])
 
 
-def largest_beside_the_model(judged: JudgedRun) -> PhaseRow | None:
+def largest_beside_the_model(judged: Run) -> PhaseRow | None:
     """Of the phases that are not the model's own passes; None where none is known."""
     rows = [row for row in phases_of(judged) if row.phase not in ("forward", "backward")]
     return max(rows, key=lambda row: row.ms, default=None)
 
 
-def phase_steps(judged: JudgedRun) -> dict[str, NDArray[np.float64]]:
+def phase_steps(judged: Run) -> dict[str, NDArray[np.float64]]:
     """The step and its phases, [step]: means over ranks. {} where no step shows its phases."""
     return {name: values.mean(axis=0) for name, values in _of_ranks(judged).items()}
 
 
-def _of_ranks(judged: JudgedRun) -> dict[str, NDArray[np.float64]]:
+def _of_ranks(run: Run) -> dict[str, NDArray[np.float64]]:
     """[rank, step]"""
-    run = judged.run
     columns = {
-        phase: run.host_parts[f"{PREFIX}{phase}"][:, judged.num_warmup :]
+        phase: run.host_parts[f"{PREFIX}{phase}"][:, run.judged_steps]
         for phase in PHASES
         if f"{PREFIX}{phase}" in run.host_parts
     }
-    if not columns or not judged.num_steps:
+    if not columns or not run.num_judged:
         return {}
-    step = run.host_parts[STEP][:, judged.num_warmup :]
+    step = run.host_parts[STEP][:, run.judged_steps]
     is_known = np.isfinite(step) & np.logical_and.reduce([np.isfinite(part) for part in columns.values()])
     is_known &= is_known.all(axis=0)  # every rank's, so that ranks are of the same steps
     # Of the steps of the account alone, so that a phase is no part of another step than the cells are.
-    of_account = np.isin(run.global_step[judged.num_warmup :], account_of(judged).global_step)
+    of_account = np.isin(run.global_step[run.judged_steps], account_of(run).global_step)
     chosen = is_known[0] & of_account
     if chosen.sum() < LEAST_SHOWN * of_account.sum() or not chosen.any():
         return {}
@@ -142,7 +141,7 @@ def _of_ranks(judged: JudgedRun) -> dict[str, NDArray[np.float64]]:
     return {"step": whole, **found, "rest": whole - sum(found.values())}
 
 
-def _phases_of(judged: JudgedRun) -> list[PhaseRow]:
+def _phases_of(judged: Run) -> list[PhaseRow]:
     steps = _of_ranks(judged)
     if not steps:
         return []
@@ -169,8 +168,8 @@ def _phases_of(judged: JudgedRun) -> list[PhaseRow]:
     ]
 
 
-def _bytes(judged: JudgedRun, phase: StepPhase) -> float | None:
-    values = judged.run.host_parts.get(f"{BYTES}{phase}", np.zeros((0, 0)))[:, judged.num_warmup :]
+def _bytes(judged: Run, phase: StepPhase) -> float | None:
+    values = judged.host_parts.get(f"{BYTES}{phase}", np.zeros((0, 0)))[:, judged.judged_steps]
     return float(np.nanmax(values)) if np.isfinite(values).any() else None
 
 

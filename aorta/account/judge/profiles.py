@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from aorta.account.judge.occasional import occasions
 from aorta.account.judge.stacks import MOST_RANKS, Samples, samples_of
-from aorta.account.model import JudgedRun
+from aorta.account.model import Run
 from aorta.account.numbers import counted, number, quantity
 from aorta.records.stacks import DOING, Doing, StackFrame
 
@@ -59,13 +59,13 @@ class Line:
         return self.ms - self.against_ms
 
 
-def part_of(judged: JudgedRun, rank: int, is_meant: NDArray[np.bool_] | None = None) -> Part | None:
+def part_of(judged: Run, rank: int, is_meant: NDArray[np.bool_] | None = None) -> Part | None:
     """Of a rank's judged steps, or those of them that are meant; None where nothing was sampled there."""
     samples = samples_of(judged, rank)
     if samples is None:
         return None
     which = samples.is_judged.copy()
-    lengths = judged.values("step_ms")[judged.run.ranks.index(rank)]
+    lengths = judged.values("step_ms")[judged.ranks.index(rank)]
     if is_meant is not None:
         which &= is_meant[samples.column]
         lengths = lengths[is_meant]
@@ -76,26 +76,26 @@ def part_of(judged: JudgedRun, rank: int, is_meant: NDArray[np.bool_] | None = N
     return Part(samples, rows, us * (float(np.nanmean(lengths)) / us.sum()))
 
 
-def sampled_ranks(judged: JudgedRun, named: Sequence[int] = ()) -> list[int]:
+def sampled_ranks(judged: Run, named: Sequence[int] = ()) -> list[int]:
     """Ranks that stand for all: those named, then the first ones."""
-    ranks = [*dict.fromkeys([*(rank for rank in named if rank in judged.run.ranks), *judged.run.ranks])]
+    ranks = [*dict.fromkeys([*(rank for rank in named if rank in judged.ranks), *judged.ranks])]
     return sorted(ranks[:MOST_RANKS])
 
 
-def rank_parts(judged: JudgedRun, named: Sequence[int] = ()) -> dict[int, Part]:
+def rank_parts(judged: Run, named: Sequence[int] = ()) -> dict[int, Part]:
     """By rank, of those that were sampled."""
     parts = {rank: part_of(judged, rank) for rank in sampled_ranks(judged, named)}
     return {rank: part for rank, part in parts.items() if part is not None}
 
 
-def slow_and_usual(judged: JudgedRun, named: Sequence[int] = ()) -> tuple[list[Part], list[Part], str] | None:
+def slow_and_usual(judged: Run, named: Sequence[int] = ()) -> tuple[list[Part], list[Part], str] | None:
     """The steps that stand apart as slow, on each rank, the others, and which they are ('every tenth step');
     None where there are none, or they were not sampled."""
     lengths = judged.values("step_ms")
     if not lengths.size:
         return None
     mean_ms = np.ma.masked_invalid(lengths).mean(axis=0).filled(0.0)  # of a step that no rank has
-    found = occasions(mean_ms, judged.run.global_step[judged.num_warmup :])
+    found = occasions(mean_ms, judged.global_step[judged.judged_steps])
     if found is None:
         return None
     both = [
@@ -121,13 +121,13 @@ class Difference:
     """Of a step; first those in which the first side spends more."""
 
 
-def told_differences(judged: JudgedRun, late: int | None) -> list[Difference]:
+def told_differences(judged: Run, late: int | None) -> list[Difference]:
     """Of the late rank against the others, and of slow steps against usual ones; only what has lines.
 
     late: the rank that the others wait for.
     """
     found = []
-    step_ms = float(np.nanmean(judged.values("step_ms"))) if judged.num_steps else 0.0
+    step_ms = float(np.nanmean(judged.values("step_ms"))) if judged.num_judged else 0.0
     named = [] if late is None else [late]
     parts = rank_parts(judged, named)
     others = [part for rank, part in parts.items() if rank != late]

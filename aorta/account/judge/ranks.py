@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from aorta.account.judge.exposed import exposed_of
 from aorta.account.judge.selection import looked_at
 from aorta.account.metrics import THROTTLED, of_operation, operations
-from aorta.account.model import JudgedRun
+from aorta.account.model import Run
 from aorta.account.rows import row_percentiles
 
 Floats = NDArray[np.float64]
@@ -43,28 +43,27 @@ class RankRow:
         return self.num_last / self.num_judged if self.num_judged else 0.0
 
 
-def rank_rows(judged: JudgedRun) -> list[RankRow]:
+def rank_rows(judged: Run) -> list[RankRow]:
     """The rank that costs the others most first; where nobody is known to be late, by time in compute."""
     return list(judged.once("rank_rows", lambda: _rank_rows(judged)))
 
 
-def _rank_rows(judged: JudgedRun) -> list[RankRow]:
-    run = judged.run
+def _rank_rows(run: Run) -> list[RankRow]:
     reasons = operations(run.metrics, THROTTLED)
     columns = {
-        "step_ms": _over_steps(judged, "step_ms"),
-        "compute_ms": _over_steps(judged, "compute_ms"),
-        "exposed_ms": _over_steps(judged, "exposed_ms"),
-        "sm_clock_mhz": _over_steps(judged, "sm_clock_mhz"),
-        "lowest_clock_mhz": _over_steps(judged, "sm_clock_mhz", 0),
-        "power_w": _over_steps(judged, "power_w"),
-        "temperature_c": _over_steps(judged, "temperature_c", 100),
-        "peak_memory_bytes": _over_steps(judged, "peak_memory_bytes", 100),
-        "reserved_memory_bytes": _over_steps(judged, "reserved_memory_bytes", 100),
-        "device_memory_bytes": _over_steps(judged, "device_memory_bytes", 100),
+        "step_ms": _over_steps(run, "step_ms"),
+        "compute_ms": _over_steps(run, "compute_ms"),
+        "exposed_ms": _over_steps(run, "exposed_ms"),
+        "sm_clock_mhz": _over_steps(run, "sm_clock_mhz"),
+        "lowest_clock_mhz": _over_steps(run, "sm_clock_mhz", 0),
+        "power_w": _over_steps(run, "power_w"),
+        "temperature_c": _over_steps(run, "temperature_c", 100),
+        "peak_memory_bytes": _over_steps(run, "peak_memory_bytes", 100),
+        "reserved_memory_bytes": _over_steps(run, "reserved_memory_bytes", 100),
+        "device_memory_bytes": _over_steps(run, "device_memory_bytes", 100),
     }
-    shares = {reason: _means(judged.values(of_operation(THROTTLED, reason))) for reason in reasons}
-    caused, num_last, num_judged = _arrivals(judged)
+    shares = {reason: _means(run.values(of_operation(THROTTLED, reason))) for reason in reasons}
+    caused, num_last, num_judged = _arrivals(run)
     rows = [
         RankRow(
             rank=rank,
@@ -81,29 +80,28 @@ def _rank_rows(judged: JudgedRun) -> list[RankRow]:
     )
 
 
-def _arrivals(judged: JudgedRun) -> tuple[Floats, Floats, Floats]:
+def _arrivals(judged: Run) -> tuple[Floats, Floats, Floats]:
     """Per rank over the judged steps: its cost to the others in a step, how often it came last, of how many
     collectives."""
-    run_arrivals = judged.run.arrivals
+    run_arrivals = judged.arrivals
     if run_arrivals is None:
-        zeros = np.zeros(len(judged.run.ranks))
-        return np.full(len(judged.run.ranks), np.nan), zeros, zeros
-    judged_steps = slice(judged.num_warmup, None)
+        zeros = np.zeros(len(judged.ranks))
+        return np.full(len(judged.ranks), np.nan), zeros, zeros
     exposed = exposed_of(looked_at(judged))
     return (
-        np.zeros(len(judged.run.ranks)) if exposed is None else exposed.caused_ms.mean(axis=1),
-        run_arrivals.num_last[:, judged_steps].sum(axis=1),
-        run_arrivals.num_judged[:, judged_steps].sum(axis=1),
+        np.zeros(len(judged.ranks)) if exposed is None else exposed.caused_ms.mean(axis=1),
+        run_arrivals.num_last[:, judged.judged_steps].sum(axis=1),
+        run_arrivals.num_judged[:, judged.judged_steps].sum(axis=1),
     )
 
 
-def _over_steps(judged: JudgedRun, name: str, percentile: float = 50) -> Floats:
+def _over_steps(judged: Run, name: str, percentile: float = 50) -> Floats:
     """Percentile of each rank over the judged steps; NaN where it has no value."""
-    if name not in judged.run.metrics:
-        return np.full(len(judged.run.ranks), np.nan)
+    if name not in judged.metrics:
+        return np.full(len(judged.ranks), np.nan)
     statistic = judged.statistics.get(name)
     if statistic is not None and statistic.median is None:
-        return np.full(len(judged.run.ranks), np.nan)
+        return np.full(len(judged.ranks), np.nan)
     return row_percentiles(judged.values(name), (percentile,))[0]
 
 

@@ -41,7 +41,7 @@ def partly_timed(dataset: Dataset) -> str:
 def recorded_apart(dataset: Dataset) -> str:
     """Text of how many judged steps are not in the account because recording makes them longer, while all is
     known of the others too; '' where all are in it."""
-    left_out = np.concatenate([judged.run.left_out[judged.num_warmup :] for judged in dataset.runs])
+    left_out = np.concatenate([judged.left_out[judged.judged_steps] for judged in dataset.runs])
     num = int((~left_out).sum())
     if partly_timed(dataset) or not 0 < num <= len(left_out) / 2:
         return ""

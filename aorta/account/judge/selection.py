@@ -7,7 +7,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from aorta.account.model import JudgedRun, Run
+from aorta.account.model import Run
 from aorta.errors import ReportError
 
 MOST_NUMBERS = 1 << 20
@@ -32,7 +32,7 @@ def selected(run: Run, steps: tuple[int, int] | None, ranks: Collection[int] | N
     return msgspec.structs.replace(_part(run, np.array(rows), columns), other_sources={})
 
 
-def looked_at(judged: JudgedRun) -> JudgedRun:
+def looked_at(judged: Run) -> Run:
     """The judged steps that the account is made of: those whose parts are known on every rank, without a
     last one that holds the program's end; of a run of many ranks and steps the last ones, MOST_NUMBERS of all
     ranks together. Where the parts of steps that the overhead left out are known too, and these are the most,
@@ -41,44 +41,43 @@ def looked_at(judged: JudgedRun) -> JudgedRun:
     return judged.once("looked_at", lambda: _looked_at(judged))
 
 
-def _looked_at(judged: JudgedRun) -> JudgedRun:
-    run = judged.run
-    first = _first_looked_at(judged)
+def _looked_at(run: Run) -> Run:
+    first = _first_looked_at(run)
     is_known = np.ones(run.num_steps - first, dtype=bool)
     for name in ("step_ms", "compute_ms", "exposed_ms"):
         if name in run.metrics:
             is_finite = np.isfinite(run.metrics[name][:, first:]).all(axis=0)
             if (is_known & is_finite).any():
                 is_known &= is_finite
-    is_known[-1] &= not last_holds_the_end(judged)
+    is_known[-1] &= not last_holds_the_end(run)
     is_left_out = is_known & run.left_out[first:]
     if 2 * is_left_out.sum() >= is_known.sum():  # recording makes the others longer
         is_known = is_left_out if is_left_out.any() else is_known
-    if first == judged.num_warmup and is_known.all():
-        return judged
+    if first == run.num_warmup and is_known.all():
+        return run
     before = [first - 1] if first else []  # what lies behind a step's body delays the next step
     columns = np.array([*before, *(first + np.flatnonzero(is_known)).tolist()], dtype=np.intp)
-    return msgspec.structs.replace(judged, num_warmup=len(before), run=_part(run, ALL, columns), whole=judged)
+    return msgspec.structs.replace(_part(run, ALL, columns), num_warmup=len(before), whole=run)
 
 
-def _first_looked_at(judged: JudgedRun) -> int:
-    num_steps = max(MOST_NUMBERS // len(judged.run.ranks), 1)
-    return max(judged.num_warmup, judged.run.num_steps - num_steps)
+def _first_looked_at(judged: Run) -> int:
+    num_steps = max(MOST_NUMBERS // len(judged.ranks), 1)
+    return max(judged.num_warmup, judged.num_steps - num_steps)
 
 
-def last_holds_the_end(judged: JudgedRun) -> bool:
+def last_holds_the_end(judged: Run) -> bool:
     """Whether the last step is over twice as long as any other: no step came after it to end it, so that it
     holds what the program does at its end, such as a last checkpoint."""
-    longest = np.nan_to_num(judged.run.metrics["step_ms"][:, _first_looked_at(judged) :]).max(axis=0)
+    longest = np.nan_to_num(judged.metrics["step_ms"][:, _first_looked_at(judged) :]).max(axis=0)
     return len(longest) > FEWEST_STEPS and float(longest[-1]) > TWICE * float(longest[:-1].max())
 
 
-def stretches(judged: JudgedRun) -> Iterator[JudgedRun]:
+def stretches(judged: Run) -> Iterator[Run]:
     """The whole run in order, its warm-up too, MOST_NUMBERS of all ranks at a time."""
-    num_steps = max(MOST_NUMBERS // len(judged.run.ranks), 1)
-    for first in range(0, judged.run.num_steps, num_steps):
-        columns = np.arange(first, min(first + num_steps, judged.run.num_steps))
-        yield msgspec.structs.replace(judged, num_warmup=0, run=_part(judged.run, ALL, columns))
+    num_steps = max(MOST_NUMBERS // len(judged.ranks), 1)
+    for first in range(0, judged.num_steps, num_steps):
+        columns = np.arange(first, min(first + num_steps, judged.num_steps))
+        yield msgspec.structs.replace(_part(judged, ALL, columns), num_warmup=0)
 
 
 ALL = slice(None)

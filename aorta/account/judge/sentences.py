@@ -191,7 +191,7 @@ def comparison_notes(
     for side in (reference, candidate):
         if side.source == "projected":
             yield f"{side.label}: a projection has no noise: the intervals come from the other side alone"
-    records = [side.first.run.run for side in (reference, candidate)]
+    records = [side.first.record for side in (reference, candidate)]
     devices = {devices_text(record.devices) for record in records if record is not None}
     if len(devices - {""}) > 1:
         yield (
@@ -204,14 +204,14 @@ def comparison_notes(
             f"{windows[0]} marks no steps: the whole trace counts as one step, so shares and bandwidths are"
             " compared, but times are not"
         )
-    lengths = [min(judged.num_steps for judged in side.runs) for side in (reference, candidate)]
+    lengths = [min(judged.num_judged for judged in side.runs) for side in (reference, candidate)]
     if not windows and max(lengths) > UNLIKE_LENGTHS * min(lengths):
         yield (
             f"the runs differ in length ({reference.label}: {lengths[0]} judged steps, {candidate.label}:"
             f" {lengths[1]}): the ratio is of the steps that both have"
         )
     for side in (reference, candidate):
-        if any(judged.run.run is None for judged in side.runs):
+        if any(judged.record is None for judged in side.runs):
             yield f"{side.label}: run.json is missing, so its configuration is not known"
 
 

@@ -16,15 +16,15 @@ UNLIKE_SIZE = 0.01
 
 
 def setting_differences(reference: Dataset, candidate: Dataset) -> Iterator[SettingDifference]:
-    sides = [side.first.run for side in (reference, candidate)]
+    sides = [side.first for side in (reference, candidate)]
     if len(sides[0].ranks) != len(sides[1].ranks):
         yield SettingDifference("run", "ranks", *(str(len(side.ranks)) for side in sides))
     if reference.source != candidate.source:
         yield SettingDifference("run", "source", reference.source, candidate.source)
-    if sides[0].run is None or sides[1].run is None:
+    if sides[0].record is None or sides[1].record is None:
         return
-    described = [_settings(side.run) for side in sides if side.run is not None]
-    if sides[0].run.variables is None or sides[1].run.variables is None:
+    described = [_settings(side.record) for side in sides if side.record is not None]
+    if sides[0].record.variables is None or sides[1].record.variables is None:
         for settings in described:
             settings["variables"] = {}
     for group in described[0]:
@@ -36,7 +36,7 @@ def setting_differences(reference: Dataset, candidate: Dataset) -> Iterator[Sett
 
 def programs(reference: Dataset, candidate: Dataset) -> tuple[str, str] | None:
     """Names of the scripts of both sides, where these are two; None where they are one, or not known."""
-    names = [program_of(side.first.run.run) for side in (reference, candidate)]
+    names = [program_of(side.first.record) for side in (reference, candidate)]
     return None if None in names or names[0] == names[1] else (str(names[0]), str(names[1]))
 
 
@@ -47,15 +47,15 @@ def others_than(baseline: Dataset, candidate: Dataset) -> str:
     names = programs(baseline, candidate)
     if names is not None:
         return f"another program than the baseline's: {names[1]}, not {names[0]}"
-    runs = [side.first.run for side in (baseline, candidate)]
-    sizes = [parameter_bytes(run.run) for run in runs]
+    runs = [side.first for side in (baseline, candidate)]
+    sizes = [parameter_bytes(run.record) for run in runs]
     if all(sizes) and abs(sizes[1] / sizes[0] - 1) > UNLIKE_SIZE:
         r, c = (f"{size / 1e6:.4g} MB" for size in sizes)
         return f"another model than the baseline's: {c} of parameters, not {r}"
     ranks = [len(run.ranks) for run in runs]
     if ranks[0] != ranks[1]:
         return f"other ranks than the baseline's: {ranks[1]}, not {ranks[0]}"
-    devices = ["" if run.run is None else devices_text(run.run.devices) for run in runs]
+    devices = ["" if run.record is None else devices_text(run.record.devices) for run in runs]
     if all(devices) and devices[0] != devices[1]:
         return f"other devices than the baseline's: {devices[1]}, not {devices[0]}"
     return ""

@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aorta.account.judge.ranks import rank_rows
-from aorta.account.model import JudgedRun, Run
+from aorta.account.model import Run
 from aorta.errors import ReportError
 
 MAX_RANKS = 16
@@ -42,32 +42,30 @@ class Shown:
         return (run.global_step >= self.steps[0]) & (run.global_step <= self.steps[1])
 
 
-def telling_ranks(judged: JudgedRun, shown: Shown) -> list[int]:
+def telling_ranks(run: Run, shown: Shown) -> list[int]:
     """Those asked for. Else all of few; of many the latest ones, and others spread evenly from the
     least to the most exposed."""
-    run = judged.run
     if shown.ranks is not None:
         return sorted(shown.ranks)
     if len(run.ranks) <= MAX_RANKS:
         return list(run.ranks)
-    late = [row.rank for row in rank_rows(judged)[:NUM_LATE]]
-    exposed_ms = np.nan_to_num(judged.values("exposed_ms")).mean(axis=1)
+    late = [row.rank for row in rank_rows(run)[:NUM_LATE]]
+    exposed_ms = np.nan_to_num(run.values("exposed_ms")).mean(axis=1)
     order = [i for i in np.argsort(exposed_ms, kind="stable").tolist() if run.ranks[i] not in late]
     places: NDArray[np.int64] = np.linspace(0, len(order) - 1, MAX_RANKS - len(late)).round().astype(np.int64)
     return sorted([*late, *(run.ranks[order[i]] for i in places.tolist())])
 
 
-def traced(judged: JudgedRun, shown: Shown) -> tuple[list[int], set[int] | None, str]:
+def traced(run: Run, shown: Shown) -> tuple[list[int], set[int] | None, str]:
     """Ranks and global steps of a Perfetto trace, and what it leaves out in words; None and '' of nothing.
 
     What was asked for is there whole. Of the rest, where there are more than MOST_RECORDS steps of all ranks,
     the telling ranks, and of those the steps in which the slowest rank took longest.
     """
-    run = judged.run
     columns = np.flatnonzero(shown.columns(run))
     ranks = list(run.ranks) if shown.ranks is None else sorted(shown.ranks)
     if shown.ranks is None and len(ranks) * len(columns) > MOST_RECORDS:
-        ranks = telling_ranks(judged, shown)
+        ranks = telling_ranks(run, shown)
     num_steps = max(MOST_RECORDS // len(ranks), 1)
     is_cut = shown.steps is None and num_steps < len(columns)
     if is_cut:

@@ -3,7 +3,7 @@
 import msgspec
 
 from aorta.account.judge.profiles import sampled_ranks
-from aorta.account.model import JudgedRun
+from aorta.account.model import Run
 from aorta.account.numbers import byte_text, percent
 from aorta.records.stacks import StackFrame
 
@@ -44,18 +44,18 @@ class SiteRow(msgspec.Struct, frozen=True, kw_only=True):
         return "once a step" if self.per_step == 1 else f"{self.per_step:.3g} times a step"
 
 
-def sites_of(judged: JudgedRun) -> list[SiteRow]:
+def sites_of(judged: Run) -> list[SiteRow]:
     """Those that move most first; rows of several ranks that are alike are one."""
     return judged.once("sites", lambda: _sites_of(judged))
 
 
-def _sites_of(judged: JudgedRun) -> list[SiteRow]:
-    if judged.run.sites is None:
+def _sites_of(judged: Run) -> list[SiteRow]:
+    if judged.sites is None:
         return []
     are_parameters = gathers_parameters(judged)
     rows: dict[tuple[str, str, str, float, float], tuple[SiteRow, list[int]]] = {}
     for rank in sampled_ranks(judged):
-        told = judged.run.sites(rank)
+        told = judged.sites(rank)
         if told is None or told.num_steps < 1:
             continue
         for site in told.sites:
@@ -77,9 +77,9 @@ def _sites_of(judged: JudgedRun) -> list[SiteRow]:
     return sorted(found, key=lambda row: (-row.bytes_per_step, -row.per_step, row.place))
 
 
-def gathers_parameters(judged: JudgedRun) -> bool:
+def gathers_parameters(judged: Run) -> bool:
     """Unless the program is known to have no units, and nothing reduces what units would: it gathers
     activations then, which are there no sooner."""
-    program = None if judged.run.run is None else judged.run.run.program
+    program = None if judged.record is None else judged.record.program
     has_units = not program or bool(program.get("units"))
-    return has_units or "exposed_ms.reduce_scatter" in judged.run.metrics
+    return has_units or "exposed_ms.reduce_scatter" in judged.metrics

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aorta.account.cause import CodeLine
-from aorta.account.model import JudgedRun
+from aorta.account.model import Run
 from aorta.records.stacks import DOING, PLACES, STACK_PHASES, Doing, Place, StackFrame, StackPhase, Stacks
 from aorta.timeline.types import TRACE_SOURCES
 
@@ -92,25 +92,24 @@ class WeightedStack:
     doing: Doing
 
 
-def samples_of(judged: JudgedRun, rank: int) -> Samples | None:
+def samples_of(judged: Run, rank: int) -> Samples | None:
     """None where no stacks were sampled in judged steps."""
     return judged.once(f"samples.{rank}", lambda: _samples_of(judged, rank))
 
 
-def _samples_of(judged: JudgedRun, rank: int) -> Samples | None:
-    run = judged.run
+def _samples_of(run: Run, rank: int) -> Samples | None:
     if run.stacks is None or run.source in TRACE_SOURCES:
         return None
     stacks = run.stacks(rank)
     rows = stacks.columns
-    steps = run.global_step[judged.num_warmup :]
+    steps = run.global_step[run.judged_steps]
     if not len(rows) or not len(steps):
         return None
     order = np.argsort(steps)
     place = np.minimum(np.searchsorted(steps, rows[:, 0], sorter=order), len(steps) - 1)
     column = np.where(steps[order][place] == rows[:, 0], order[place], -1)
     sampled_us = float(rows[column >= 0, 6].sum())
-    lengths = judged.values("step_ms")[run.ranks.index(rank)]
+    lengths = run.values("step_ms")[run.ranks.index(rank)]
     if not sampled_us > 0 or not np.isfinite(lengths).any():
         return None
     step_ms = float(np.nanmean(lengths))

@@ -18,7 +18,7 @@ from aorta.account.judge.alike import MAIN
 from aorta.account.judge.pairing import STATES, Floats, Mask, Pairs, column, in_state, pairs
 from aorta.account.judge.sentences import percent, percent_interval
 from aorta.account.metrics import WORK
-from aorta.account.model import ConfidenceInterval, Dataset, JudgedRun
+from aorta.account.model import ConfidenceInterval, Dataset, Run
 from aorta.timeline.ratio import Decision, LogRatio, Spread, decided
 from aorta.timeline.statistics import ALPHA
 
@@ -68,7 +68,7 @@ def states_text(
     found = []
     for name in dict.fromkeys(np.concatenate(list(labels.values())).tolist()):
 
-        def is_in(judged: JudgedRun, name: str = name) -> Mask:
+        def is_in(judged: Run, name: str = name) -> Mask:
             mask: Mask = labels[id(judged)] == name
             return mask
 
@@ -107,13 +107,13 @@ def differ(ratios: Sequence[LogRatio], matters: float) -> bool:
     return False
 
 
-def _labels(runs: Sequence[JudgedRun]) -> dict[int, NDArray[np.str_]]:
+def _labels(runs: Sequence[Run]) -> dict[int, NDArray[np.str_]]:
     """The state of each judged step, by the run's identity."""
-    steps = [run.run.global_step[run.num_warmup :] for run in runs]
+    steps = [run.global_step[run.judged_steps] for run in runs]
     of_runs = list(zip(runs, steps, strict=True))
     slowest = [-column(run, _negative(run, CLOCK), at, "most") for run, at in of_runs]
     highest = max((float(one[np.isfinite(one)].max(initial=0)) for one in slowest), default=0.0)
-    tokens = [column(run, run.run.metrics.get(WORK), at, "first") for run, at in of_runs]
+    tokens = [column(run, run.metrics.get(WORK), at, "first") for run, at in of_runs]
     sizes = _sizes(np.concatenate(tokens))
     found = {}
     for (run, at), clock, size in zip(of_runs, slowest, tokens, strict=True):
@@ -128,8 +128,8 @@ def _labels(runs: Sequence[JudgedRun]) -> dict[int, NDArray[np.str_]]:
     return found
 
 
-def _negative(judged: JudgedRun, metric: str) -> Floats | None:
-    values = judged.run.metrics.get(metric)
+def _negative(judged: Run, metric: str) -> Floats | None:
+    values = judged.metrics.get(metric)
     return None if values is None else -values
 
 

@@ -9,9 +9,9 @@ from aorta.account.model import (
     Comparison,
     ConfidenceInterval,
     Dataset,
-    JudgedRun,
     MetricComparison,
     Part,
+    Run,
     StepWork,
 )
 
@@ -44,7 +44,7 @@ def summary(datasets: Iterable[Dataset], comparison: Comparison | None) -> dict[
 def _dataset_summary(dataset: Dataset) -> dict[str, Any]:
     result = _run_summary(dataset.runs[0]) | {"leading": "raw"}
     if len(dataset.runs) > 1:
-        runs = [_run_summary(run) | {"path": str(run.run.path)} for run in dataset.runs]
+        runs = [_run_summary(run) | {"path": str(run.path)} for run in dataset.runs]
         for run in runs:
             del run["ranks"], run["collectives"]
         host_bound_counts = [run["host_bound_steps"] for run in runs]
@@ -53,35 +53,32 @@ def _dataset_summary(dataset: Dataset) -> dict[str, Any]:
         }
         result["not_measured"] |= unlike
         result |= {
-            "ranks": {
-                str(rank): {"total": _sum_of_totals(dataset, rank)} for rank in dataset.first.run.ranks
-            },
+            "ranks": {str(rank): {"total": _sum_of_totals(dataset, rank)} for rank in dataset.first.ranks},
             "steps": dataset.statistics,
-            "num_steps": sum(run.num_steps for run in dataset.runs),
+            "num_steps": sum(run.num_judged for run in dataset.runs),
             "warmup": {
                 "num_steps": sum(run.num_warmup for run in dataset.runs),
                 "rule": dataset.first.warmup_rule + ", in each run",
             },
             "host_bound_steps": None if None in host_bound_counts else sum(host_bound_counts),
-            "notes": [f"run {i}: {note}" for i, run in enumerate(dataset.runs) for note in run.run.notes],
+            "notes": [f"run {i}: {note}" for i, run in enumerate(dataset.runs) for note in run.notes],
             "num_runs": len(runs),
             "runs": runs,
         }
     return result
 
 
-def _run_summary(judged: JudgedRun) -> dict[str, Any]:
-    run = judged.run
+def _run_summary(run: Run) -> dict[str, Any]:
     result: dict[str, Any] = {
         "source": run.source,
         "ranks": {str(rank): {"total": total} for rank, total in run.totals.items()},
-        "steps": judged.statistics,
-        "num_steps": judged.num_steps,
-        "warmup": {"num_steps": judged.num_warmup, "rule": judged.warmup_rule},
-        "host_bound_steps": host_bound_steps(judged),
-        "collectives": judged.collectives,
-        "not_measured": missing(judged),
-        "attempts": [] if run.run is None else run.run.attempts,
+        "steps": run.statistics,
+        "num_steps": run.num_judged,
+        "warmup": {"num_steps": run.num_warmup, "rule": run.warmup_rule},
+        "host_bound_steps": host_bound_steps(run),
+        "collectives": run.collective_rows,
+        "not_measured": missing(run),
+        "attempts": [] if run.record is None else run.record.attempts,
         "goodput": run.goodput,
         "story": run.story,
         "notes": run.notes,
@@ -94,7 +91,7 @@ def _run_summary(judged: JudgedRun) -> dict[str, Any]:
 
 
 def _sum_of_totals(dataset: Dataset, rank: int) -> dict[str, float | int | None]:
-    totals = [judged.run.totals[rank] for judged in dataset.runs if rank in judged.run.totals]
+    totals = [judged.totals[rank] for judged in dataset.runs if rank in judged.totals]
     sums: dict[str, float | int | None] = {}
     for name in totals[0]:
         values = [total[name] for total in totals]

@@ -50,12 +50,12 @@ def _tokens_of_gpu(side: Dataset) -> float | None:
     statistic = side.statistics.get(WORK)
     if statistic is None or not statistic.median:
         return None
-    return statistic.median / len(side.first.run.ranks)
+    return statistic.median / len(side.first.ranks)
 
 
 def _work_of_layout(side: Dataset) -> int | None:
     """Tokens of a rank's step as run.json's layout gives them."""
-    run = side.first.run.run
+    run = side.first.record
     layout = run.layout if run is not None else None
     sizes = [(layout or {}).get(key) for key in ("mbs", "seq", "grad_accum")]
     if any(not isinstance(size, int) for size in sizes):

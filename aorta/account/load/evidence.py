@@ -66,7 +66,7 @@ class CommEvidence(NamedTuple):
 
 
 def comm_evidence(run: Run) -> CommEvidence:
-    world_size = 1 if run.run is None else run.run.world_size
+    world_size = 1 if run.record is None else run.record.world_size
     comm = run.metrics.get("comm_ms")
     return CommEvidence(
         num_ranks=max(world_size, len(run.ranks)),
@@ -99,7 +99,7 @@ def possible_of_records(run: Run, full_names: Callable[[], Iterable[str]]) -> di
     short = [
         name for name in operations(run.metrics, NAME_TIME) if comm_op(name) is None and may_be_comm(name)
     ]
-    if not short or (run.run is not None and run.run.world_size == 1):
+    if not short or (run.record is not None and run.record.world_size == 1):
         return {}
     known = {kernel_name(name, 2 * MOST_LETTERS) for name in full_names() if comm_op(name) is not None}
     of_class = [run.metrics.get(of_operation(TIME, name)) for name in KERNEL_CLASSES]

@@ -222,7 +222,7 @@ def _one_source(files: RunFiles, rows: RankRows, source: Source) -> Run | None:
         collectives=collectives(kinds, has_collectives, matched),
         records=partial(files.records, source),
         columns=None if files.columns is None else partial(files.columns, source),
-        run=files.run,
+        record=files.run,
         not_measured=not_measured,
         notes=notes,
         clock_offset_ns={} if matched is None else matched.clock.moved_ns,

@@ -163,7 +163,7 @@ def history_line(
 ) -> HistoryLine:
     main = comparison.metrics[comparison.main]
     parts = comparison.decomposition.parts if comparison.decomposition is not None else []
-    run = candidate.first.run.run
+    run = candidate.first.record
     return HistoryLine(
         unix_ns=time.time_ns(),
         verdict=main.verdict,

@@ -9,7 +9,7 @@ from aorta.account.cause import CauseKind, CodeLine
 from aorta.account.judge.occasional import Occasions, occasions
 from aorta.account.judge.sites import SiteRow, sites_of
 from aorta.account.judge.stacks import MOST, MOST_RANKS, Samples, WeightedStack, heaviest, samples_of
-from aorta.account.model import JudgedRun
+from aorta.account.model import Run
 from aorta.records.stacks import StackFrame, StackPhase
 from aorta.why.causes.finding import CauseFinding
 from aorta.why.causes.losses.program_code import of_group
@@ -33,14 +33,14 @@ OF_PHASE: dict[CauseKind, StackPhase] = {
 """Kinds that are a phase, or show in one."""
 
 
-def line_of(finding: CauseFinding, judged: JudgedRun) -> CodeLine | None:
+def line_of(finding: CauseFinding, judged: Run) -> CodeLine | None:
     """None where nothing was sampled, or the samples show no line with most of the loss."""
     at, op = finding.facts.get("at"), finding.facts.get("op")
     if isinstance(at, StackFrame):
         return _line_without_samples(at.file, at.line, at.function, at.text)
     if {finding.kind, op} & NO_LINE or (op not in (None, "loss") and finding.kind == "compute"):
         return None
-    ranks = judged.run.ranks
+    ranks = judged.ranks
     if finding.rank is not None and len(ranks) > 1 and finding.rank in ranks:
         stacks = _beyond_the_others(finding, judged, finding.rank)
     else:
@@ -69,19 +69,19 @@ def line_of(finding: CauseFinding, judged: JudgedRun) -> CodeLine | None:
     return None if rows and not _issues_most(found, rows, stacks, finding.kind) else found
 
 
-def issuing_layer(finding: CauseFinding, judged: JudgedRun) -> str:
+def issuing_layer(finding: CauseFinding, judged: Run) -> str:
     """SyncBatchNorm, where samples show it in the line that issues small messages; else ''."""
     is_meant = finding.kind == "small_messages" and finding.facts.get("origin") == "program"
     site = _issuing_most(finding, judged) if is_meant else None
     if site is None:
         return ""
-    samples = [one for rank in judged.run.ranks[:MOST_RANKS] if (one := _samples(judged, rank)) is not None]
+    samples = [one for rank in judged.ranks[:MOST_RANKS] if (one := _samples(judged, rank)) is not None]
     stacks = [stack for one in samples for stack in one.chosen(one.is_judged) if _is_in(stack, site)]
     num = sum(stack.frames[-1].function.startswith("SyncBatchNorm.") for stack in stacks)
     return "SyncBatchNorm" if num >= FEWEST else ""
 
 
-def issued_text(finding: CauseFinding, judged: JudgedRun) -> str:
+def issued_text(finding: CauseFinding, judged: Run) -> str:
     """'all_reduce is issued in main(), train.py:50 (gradients, bucket 0: head.weight, 4 times a step)'
 
     '' where nobody looked, or more than MOST_ISSUED places issue it.
@@ -98,7 +98,7 @@ def _op(finding: CauseFinding) -> str:
     return str(finding.facts.get("op", "")).partition(" ")[0] if finding.kind in OF_COLLECTIVES else ""
 
 
-def _issuing(finding: CauseFinding, judged: JudgedRun) -> list[SiteRow]:
+def _issuing(finding: CauseFinding, judged: Run) -> list[SiteRow]:
     op = _op(finding)
     if not op:
         return []
@@ -107,7 +107,7 @@ def _issuing(finding: CauseFinding, judged: JudgedRun) -> list[SiteRow]:
     return [row for row in rows if name and name in row.moves] or rows
 
 
-def _issuing_most(finding: CauseFinding, judged: JudgedRun) -> SiteRow | None:
+def _issuing_most(finding: CauseFinding, judged: Run) -> SiteRow | None:
     """A place of the program that issues most of the calls; where sizes matter, most of the bytes."""
     rows = _issuing(finding, judged)
     weights = _weights(rows, finding.kind)
@@ -168,14 +168,14 @@ def _line_without_samples(file: str, line: int, function: str, text: str) -> Cod
     )
 
 
-def _beyond_the_others(finding: CauseFinding, judged: JudgedRun, rank: int) -> list[WeightedStack]:
+def _beyond_the_others(finding: CauseFinding, judged: Run, rank: int) -> list[WeightedStack]:
     """What the rank does, less what the others do on average."""
     own = _samples(judged, rank)
     if own is None:
         return []
     others = [
         samples
-        for other in judged.run.ranks
+        for other in judged.ranks
         if other != rank and (samples := _samples(judged, other)) is not None
     ][:MOST_RANKS]
     stacks = [
@@ -189,7 +189,7 @@ def _beyond_the_others(finding: CauseFinding, judged: JudgedRun, rank: int) -> l
     return [stack for group in by_line.values() if sum(one.ms for one in group) > 0 for stack in group]
 
 
-def _chosen(finding: CauseFinding, judged: JudgedRun, samples: Samples, factor: float) -> list[WeightedStack]:
+def _chosen(finding: CauseFinding, judged: Run, samples: Samples, factor: float) -> list[WeightedStack]:
     """The samples that may be the finding's; of a loss in some steps those of these steps, less the usual."""
     in_some = finding.occasions is not None
     if finding.steps is not None:
@@ -210,7 +210,7 @@ def _chosen(finding: CauseFinding, judged: JudgedRun, samples: Samples, factor: 
 
 
 def _of_its_steps(
-    finding: CauseFinding, steps: NDArray[np.bool_], judged: JudgedRun
+    finding: CauseFinding, steps: NDArray[np.bool_], judged: Run
 ) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
     """Of the steps that a finding is of, those that have it, and the others; all and none where they are
     alike. What lies behind the last collective of a step shows in the next one: it is in the longer one."""
@@ -223,7 +223,7 @@ def _of_its_steps(
     return is_slow, steps & ~is_slow
 
 
-def _slow_and_usual(slow: Occasions, judged: JudgedRun) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+def _slow_and_usual(slow: Occasions, judged: Run) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
     """Of the steps of the whole run. A period tells it of steps that the loss was not looked for in, too;
     without one these are neither."""
     known, steps = _steps_of(judged), _steps_of(judged.whole or judged)
@@ -235,11 +235,11 @@ def _slow_and_usual(slow: Occasions, judged: JudgedRun) -> tuple[NDArray[np.bool
     return is_slow, ~is_slow
 
 
-def _steps_of(judged: JudgedRun) -> NDArray[np.int64]:
-    return judged.run.global_step[judged.num_warmup :]
+def _steps_of(judged: Run) -> NDArray[np.int64]:
+    return judged.global_step[judged.judged_steps]
 
 
-def _samples(judged: JudgedRun, rank: int) -> Samples | None:
+def _samples(judged: Run, rank: int) -> Samples | None:
     """Of all judged steps: the program does the same where its times were not taken."""
     return samples_of(judged.whole or judged, rank)
 

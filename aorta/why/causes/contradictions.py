@@ -8,7 +8,7 @@ import msgspec
 from aorta.account.cause import Cause, CauseKind
 from aorta.account.judge.cells import Account
 from aorta.account.judge.contradictions import PRINTED, ROUNDING, ROUNDING_MS, in_text, please_report
-from aorta.account.model import JudgedRun
+from aorta.account.model import Run
 from aorta.account.rows import positive
 from aorta.why.causes.finding import CauseFinding
 from aorta.why.causes.program import without_in_force
@@ -21,7 +21,7 @@ Taken = dict[str, float]
 class Exposures:
     """Exposed ms of each operation in the mean step, and what causes have named of it."""
 
-    def __init__(self, judged: JudgedRun) -> None:
+    def __init__(self, judged: Run) -> None:
         self._judged = judged
         self._named: dict[str, float] = {}
 
@@ -30,7 +30,7 @@ class Exposures:
         several."""
         op = str(finding.facts.get("op"))
         name = f"exposed_ms.{op}"
-        if finding.kind not in OF_ONE_OPERATION or name not in self._judged.run.metrics:
+        if finding.kind not in OF_ONE_OPERATION or name not in self._judged.metrics:
             return None
         exposed = float(positive(self._judged.values(name)).mean())
         named = self._named.get(op, 0.0) + taken.get("transfer", 0.0) + taken.get("communication", 0.0)

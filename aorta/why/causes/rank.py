@@ -17,7 +17,7 @@ from aorta.account.judge.late import LateRank, steps_left_out
 from aorta.account.judge.occasional import Occasions, of_all_steps
 from aorta.account.judge.phases import line_of_evaluation
 from aorta.account.judge.selection import MOST_NUMBERS, last_holds_the_end, looked_at
-from aorta.account.model import JudgedRun
+from aorta.account.model import Run
 from aorta.account.numbers import byte_text, number, percent, quantity
 from aorta.account.rows import positive
 from aorta.records.stacks import StackFrame
@@ -71,12 +71,12 @@ class Explanation:
     """Sentences that stand for what contradicts itself: mistakes of aorta's."""
 
 
-def explanation_of(judged: JudgedRun, path: str = "RUN") -> Explanation:
+def explanation_of(judged: Run, path: str = "RUN") -> Explanation:
     """path: for the commands that check a change. Made once for a run."""
     return judged.once(f"explanation.{path}", lambda: _explanation(judged, path))
 
 
-def late_rank(judged: JudgedRun) -> LateRank | None:
+def late_rank(judged: Run) -> LateRank | None:
     """The rank that the others wait for most, of the largest cause of which one rank is late."""
     for cause in explanation_of(judged).causes:
         if cause.is_waited_for and cause.rank is not None:
@@ -86,10 +86,10 @@ def late_rank(judged: JudgedRun) -> LateRank | None:
     return None
 
 
-def _explanation(judged: JudgedRun, path: str) -> Explanation:
+def _explanation(judged: Run, path: str) -> Explanation:
     account = account_of(judged)
     looked = looked_at(judged)
-    if not account.mean_step_ms > 0 or judged.run.source == "projected":  # a model knows its losses
+    if not account.mean_step_ms > 0 or judged.source == "projected":  # a model knows its losses
         return Explanation(account, [], {})
     if account.contradiction:
         return Explanation(account, [], {}, [account.contradiction])
@@ -207,7 +207,7 @@ def _is_in(larger: Cause, cause: Cause, taken: dict[str, float]) -> bool:
 def _of_left_out(
     late: CauseFinding,
     rule: CauseRule,
-    judged: JudgedRun,
+    judged: Run,
     account: Account,
     stack: frozenset[str],
     path: str,
@@ -216,7 +216,7 @@ def _of_left_out(
     is_left_out, step_ms = steps_left_out(judged), judged.values("step_ms")
     of_these = replace(
         account,
-        global_step=judged.run.global_step[judged.num_warmup :][is_left_out],
+        global_step=judged.global_step[judged.judged_steps][is_left_out],
         step_ms=step_ms[:, is_left_out],
         cells={},
         tails={},
@@ -226,7 +226,7 @@ def _of_left_out(
         part, interval = float(is_left_out.mean()), cause.interval_ms
         all_ms = float(np.nanmean(step_ms))
         of_all = (
-            f"{quantity(part * cause.ms, 'ms')} is of the mean of all {judged.num_steps:,} judged steps,"
+            f"{quantity(part * cause.ms, 'ms')} is of the mean of all {judged.num_judged:,} judged steps,"
             f" {quantity(all_ms, 'ms')}; those recorded take {quantity(account.mean_step_ms, 'ms')}"
         )
         yield msgspec.structs.replace(
@@ -242,15 +242,15 @@ def _of_left_out(
         )
 
 
-def _slow_steps(judged: JudgedRun, looked: JudgedRun) -> Occasions | None:
+def _slow_steps(judged: Run, looked: Run) -> Occasions | None:
     """Slow steps among those of the account, where that has some of the judged steps alone."""
-    if looked.num_steps == judged.num_steps or judged.num_steps * len(judged.run.ranks) > MOST_NUMBERS:
+    if looked.num_judged == judged.num_judged or judged.num_judged * len(judged.ranks) > MOST_NUMBERS:
         return None
     step_ms = positive(judged.values("step_ms")).mean(axis=0)
     if last_holds_the_end(judged):
         step_ms = step_ms[:-1]
-    global_step = judged.run.global_step[judged.num_warmup :][: len(step_ms)]
-    return of_all_steps(step_ms, global_step, looked.run.global_step[looked.num_warmup :])
+    global_step = judged.global_step[judged.judged_steps][: len(step_ms)]
+    return of_all_steps(step_ms, global_step, looked.global_step[looked.judged_steps])
 
 
 def _rows_text(taken: dict[str, float], account: Account) -> str:
@@ -317,7 +317,7 @@ class _Room:
 def cause_of(
     finding: CauseFinding,
     rule: CauseRule,
-    judged: JudgedRun,
+    judged: Run,
     account: Account,
     stack: frozenset[str],
     path: str,
@@ -330,16 +330,16 @@ def cause_of(
         return None
     step = account.mean_step_ms
     share = value.ms / step
-    is_vague = value.interval_ms is None and judged.run.source not in TRACE_SOURCES
+    is_vague = value.interval_ms is None and judged.source not in TRACE_SOURCES
     least = _least_share(rule, finding, judged) * (FEW_STEPS_FACTOR if is_vague else 1)
     if share < least or (rule.needs_interval and not value.is_sure(finding.ms, least * step)):
         if not finding.is_risk:
             return None
         value, share = Worth(0.0, None, "no time is lost yet"), 0.0
     line = line_of(finding, judged)
-    facts = _texts(finding, judged, step, path) | program_of(judged.run.run)[1]
+    facts = _texts(finding, judged, step, path) | program_of(judged.record)[1]
     waited_ms = value.each_ms if finding.kind == "data_loading" else 0.0
-    of_workers = workers_of(judged.run.run, len(judged.run.ranks), account.share("core_taken"), waited_ms)
+    of_workers = workers_of(judged.record, len(judged.ranks), account.share("core_taken"), waited_ms)
     stack, facts = stack | of_workers[0], facts | of_workers[1]
     facts |= {"do": "do it", "at_line": ""}
     if line is not None:
@@ -351,9 +351,9 @@ def cause_of(
     evidence = [*filter(None, (_filled(text, facts) for text in rule.evidence)), *finding.evidence]
     if value.is_rare:
         evidence.append(value.text(finding.ms))
-    if len(judged.run.ranks) == 1:
+    if len(judged.ranks) == 1:
         evidence, subject = [of_one_rank_text(text) for text in evidence], of_one_rank_text(subject)
-    is_of_trace = is_whole_trace(judged.run)
+    is_of_trace = is_whole_trace(judged)
     if is_of_trace:
         evidence, subject = [of_trace(text) for text in evidence], of_trace(subject)
     waits = finding.facts.get("waits")
@@ -368,7 +368,7 @@ def cause_of(
         and (change.rare is None or change.rare == value.is_rare)
         and _filled(change.set, facts)
     )
-    more = MENDED_MORE if finding.kind in BY_IDLE_TIME and judged.run.source != "host" else MENDED_ERROR
+    more = MENDED_MORE if finding.kind in BY_IDLE_TIME and judged.source != "host" else MENDED_ERROR
     interval, why_no_interval = value.printed(
         max(room.most_ms, value.ms), room.more_ms + finding.more_ms, more
     )
@@ -425,14 +425,14 @@ def of_trace(text: str) -> str:
     return text
 
 
-def _least_share(rule: CauseRule, finding: CauseFinding, judged: JudgedRun) -> float:
+def _least_share(rule: CauseRule, finding: CauseFinding, judged: Run) -> float:
     """Part of the step from which on it is named."""
     if finding.facts.get("is_proven") and rule.least_share_proven is not None:
         return rule.least_share_proven
     for name in ("moves", "op"):
         if (least := rule.least_share_by.get(str(finding.facts.get(name)))) is not None:
             return least
-    if judged.run.source == "host" and rule.least_share_on_cpu is not None:
+    if judged.source == "host" and rule.least_share_on_cpu is not None:
         return rule.least_share_on_cpu
     return rule.least_share
 
@@ -447,9 +447,9 @@ def _example_step(finding: CauseFinding, account: Account) -> int | None:
     return int(account.global_step[column])
 
 
-def _texts(finding: CauseFinding, judged: JudgedRun, step: float, path: str) -> dict[str, str]:
+def _texts(finding: CauseFinding, judged: Run, step: float, path: str) -> dict[str, str]:
     """Facts as they are printed; what is not known is absent."""
-    texts = {"path": path, "step_ms": quantity(step, "ms"), "num_ranks": str(len(judged.run.ranks))}
+    texts = {"path": path, "step_ms": quantity(step, "ms"), "num_ranks": str(len(judged.ranks))}
     for name, value in finding.facts.items():
         if isinstance(value, str):
             texts[name] = value

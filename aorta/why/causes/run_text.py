@@ -12,7 +12,7 @@ from aorta.account.judge.phases import evaluation_text, largest_beside_the_model
 from aorta.account.judge.profiles import line_text, told_differences
 from aorta.account.judge.sites import sites_of
 from aorta.account.load.measures import peak_text
-from aorta.account.model import Causes, Dataset, JudgedRun
+from aorta.account.model import Causes, Dataset, Run
 from aorta.account.numbers import counted, number, percent, quantity
 from aorta.timeline.statistics import MIN_STEPS
 from aorta.why.causes.rank import Explanation, explanation_of
@@ -33,7 +33,7 @@ MOST_LINES = 4
 
 def causes_of(dataset: Dataset) -> Causes:
     """Of the dataset's first run."""
-    explained = explanation_of(dataset.first, str(dataset.first.run.path))
+    explained = explanation_of(dataset.first, str(dataset.first.path))
     return Causes(
         explained.causes,
         nothing_text(dataset, explained),
@@ -84,7 +84,7 @@ def _all_steps(dataset: Dataset, account: Account) -> str:
 def causes_text(explained: Explanation, dataset: Dataset) -> str:
     """The step, then its causes with evidence, change and check."""
     lines = [title(dataset)]
-    for text in dataset.first.run.story:
+    for text in dataset.first.story:
         lines += wrapped(text)
     if explained.causes:
         lines += cause_lines(explained.causes)
@@ -108,7 +108,7 @@ def late_rank(explained: Explanation) -> int | None:
     return next((cause.rank for cause in explained.causes if cause.is_waited_for), None)
 
 
-def notes(explained: Explanation, judged: JudgedRun) -> list[str]:
+def notes(explained: Explanation, judged: Run) -> list[str]:
     """What cannot be told, the largest phase, evaluations, what no cause explains, what is in no step."""
     unexplained = _unexplained_text(explained) if explained.causes else ""
     texts = (largest_text(judged), evaluation_text(judged), unexplained, _outside_text(explained.account))
@@ -185,9 +185,9 @@ def nothing_text(dataset: Dataset, explained: Explanation) -> str:
     if mfu is not None and mfu.median is not None and rate is not None:
         text += (
             f" Roofline: {number(rate.median)} TFLOP/s per GPU, {percent(mfu.median)} of"
-            f" {peak_text(dataset.first.run.run)}; the rest is in the kernels."
+            f" {peak_text(dataset.first.record)}; the rest is in the kernels."
         )
     elif account.on_device:
-        reasons = dataset.first.run.not_measured
+        reasons = dataset.first.not_measured
         text += f" Roofline: not known ({reasons.get('mfu', 'FLOPs or the peak are not in run.json')})."
     return text

@@ -7,7 +7,7 @@ import numpy as np
 
 from aorta.account.load.rank.kernels import NAME_TIME
 from aorta.account.metrics import operations
-from aorta.account.model import JudgedRun
+from aorta.account.model import Run
 from aorta.timeline.collective import POINT_TO_POINT
 from aorta.timeline.types import TRACE_SOURCES
 from aorta.why.causes.program import PROGRAM, program_of
@@ -23,17 +23,16 @@ STACKS = (*LIBRARIES, *PROGRAM)
 """What a rule may ask for: libraries that are used, and what the program has set."""
 
 
-def stack_of(judged: JudgedRun) -> frozenset[str]:
-    run = judged.run
+def stack_of(run: Run) -> frozenset[str]:
     names = {"any"}
-    record = run.run
-    modules = _modules(judged)
+    record = run.record
+    modules = _modules(run)
     ops = {name.partition(".")[2] for name in run.metrics if name.startswith("count.")}
     if any(name.startswith(("bucket ", "DistributedDataParallel")) for name in modules):
         names.add("ddp")
     elif {"all_gather", "reduce_scatter"} <= ops:
         names.add("fsdp2")
-    if run.source in TRACE_SOURCES and run.host_parts and not _trains(judged):
+    if run.source in TRACE_SOURCES and run.host_parts and not _trains(run):
         names.add("inference")
     if ops & POINT_TO_POINT:
         names.add("pipeline")
@@ -60,9 +59,9 @@ def stack_of(judged: JudgedRun) -> frozenset[str]:
     return frozenset(names)
 
 
-def _trains(judged: JudgedRun) -> bool:
+def _trains(judged: Run) -> bool:
     """Whether a trace that shows its host has a backward pass or an update, there or as kernels."""
-    return judged.run.updates or any(
+    return judged.updates or any(
         judged.mean_of_host(f"host.{kind}{where}")
         for kind in ("backward", "optimizer")
         for where in ("", ".after")
@@ -78,10 +77,9 @@ def told_by_kernels(kernels: Iterable[str]) -> frozenset[str]:
     return frozenset(found)
 
 
-def _modules(judged: JudgedRun) -> list[str]:
+def _modules(run: Run) -> list[str]:
     """Of the first judged step of the first rank; traces do not name any, and take long to read again."""
-    run = judged.run
     if run.source in TRACE_SOURCES:
         return []
-    first = int(run.global_step[min(judged.num_warmup, run.num_steps - 1)])
+    first = int(run.global_step[min(run.num_warmup, run.num_steps - 1)])
     return next((record.modules for record in run.records(run.ranks[0]) if record.global_step >= first), [])

@@ -27,7 +27,7 @@ APART_NS = 5_000_000_000
 
 def whatifs_of(dataset: Dataset) -> WhatIfs | None:
     """Of the dataset's first run, from its traces; None where it has none."""
-    run = dataset.first.run
+    run = dataset.first
     path = Path(run.path)
     is_traces = run.source == "kineto"
     traces = path if is_traces else path / TRACE_FOLDER

@@ -41,6 +41,5 @@ def sampled_dataset(by_rank, label="run", num_warmup=2, **options):
     """by_rank: stacks of each rank."""
     records = records_of(num_ranks=len(by_rank), **options)
     made = dataset_of(label, records, num_warmup=num_warmup)
-    judged = made.first
-    run = msgspec.structs.replace(judged.run, stacks=lambda rank: by_rank[rank])
-    return msgspec.structs.replace(made, runs=[msgspec.structs.replace(judged, run=run)])
+    run = msgspec.structs.replace(made.first, stacks=lambda rank: by_rank[rank])
+    return msgspec.structs.replace(made, runs=[run])

@@ -17,7 +17,7 @@ UNKNOWN = OverheadRecord(
 
 def texts(*overheads):
     runs = [
-        SimpleNamespace(run=SimpleNamespace(run=SimpleNamespace(overhead=overhead), label=f"run {i}"))
+        SimpleNamespace(record=SimpleNamespace(overhead=overhead), label=f"run {i}")
         for i, overhead in enumerate(overheads)
     ]
     return overhead_texts(SimpleNamespace(runs=runs))

@@ -14,14 +14,13 @@ def judged_with(stacks=None, **phases):
     """Two ranks; ms of each phase in every step, twice as much on rank 1. Steps take 40 ms."""
     stacks = stacks or sampled(*((step, 10_000, "runs", MAIN, AUGMENT) for step in range(2, 12)))
     judged = sampled_dataset([stacks, stacks]).first
-    shape = judged.run.metrics["step_ms"].shape
-    run = msgspec.structs.replace(
-        judged.run,
-        metrics={**judged.run.metrics, "step_ms": np.full(shape, 40.0)},
+    shape = judged.metrics["step_ms"].shape
+    return msgspec.structs.replace(
+        judged,
+        metrics={**judged.metrics, "step_ms": np.full(shape, 40.0)},
         host_parts={STEP: np.full(shape, 40.0)}
         | {f"{PREFIX}{name}": np.full(shape, ms) * np.array([[1.0], [2.0]]) for name, ms in phases.items()},
     )
-    return msgspec.structs.replace(judged, run=run)
 
 
 def test_phases_add_up_to_the_step_and_are_in_its_order():
@@ -70,16 +69,16 @@ def test_evaluations_in_no_step_are_told_with_their_line(times, s, text):
     )
     judged = judged_with(stacks, forward=16.0, backward=4.0)
     record = plain_records.run(coverage={"evaluations": {"times": times, "s": s}})
-    judged = msgspec.structs.replace(judged, run=msgspec.structs.replace(judged.run, run=record))
+    judged = msgspec.structs.replace(judged, record=record)
     assert evaluation_text(judged) == text
 
 
 def test_the_memory_of_a_phase_is_the_most_of_all_ranks_and_judged_steps():
     judged = judged_with(forward=16.0, backward=4.0)
-    seen = np.full(judged.run.metrics["step_ms"].shape, np.nan)
+    seen = np.full(judged.metrics["step_ms"].shape, np.nan)
     seen[:, : judged.num_warmup], seen[0, -1], seen[1, -2] = 9e9, 2e9, 3e9
-    parts = {**judged.run.host_parts, f"{BYTES}forward": seen}
-    judged = msgspec.structs.replace(judged, run=msgspec.structs.replace(judged.run, host_parts=parts))
+    parts = {**judged.host_parts, f"{BYTES}forward": seen}
+    judged = msgspec.structs.replace(judged, host_parts=parts)
     assert {row.phase: row.bytes for row in phases_of(judged)} == {
         "forward": 3e9,
         "backward": None,
@@ -89,7 +88,7 @@ def test_the_memory_of_a_phase_is_the_most_of_all_ranks_and_judged_steps():
 
 def test_steps_that_do_not_show_their_phases_are_left_out():
     judged = judged_with(forward=16.0, backward=4.0)
-    judged.run.host_parts[f"{PREFIX}forward"][1, -4:] = np.nan
+    judged.host_parts[f"{PREFIX}forward"][1, -4:] = np.nan
     assert phases_of(judged)[0].num_steps == 6
 
 

@@ -75,10 +75,10 @@ def test_slow_steps_against_usual_ones():
     slow = range(0, num, 4)
     stacks = sampled(*backward(40_000, *range(num)), *asleep(30_000, *slow))
     judged = sampled_dataset([stacks], num_steps=num).first
-    lengths = np.array(judged.run.metrics["step_ms"])
+    lengths = np.array(judged.metrics["step_ms"])
     lengths[:, list(slow)] += 30.0
-    metrics = {**judged.run.metrics, "step_ms": lengths}
-    judged = msgspec.structs.replace(judged, run=msgspec.structs.replace(judged.run, metrics=metrics))
+    metrics = {**judged.metrics, "step_ms": lengths}
+    judged = msgspec.structs.replace(judged, metrics=metrics)
     told = told_differences(judged, None)[0]
     assert told.title == "slow steps (every fourth step) against usual ones"
     assert told.lines[0].text == "augment(), data.py:5"
@@ -90,10 +90,9 @@ def test_slow_steps_against_usual_ones():
 
 def test_a_rank_whose_judged_steps_have_no_length_has_no_samples_of_them(late_rank):
     """It was killed in its first steps."""
-    step_ms = np.array(late_rank.run.metrics["step_ms"])
+    step_ms = np.array(late_rank.metrics["step_ms"])
     step_ms[0] = np.nan
-    run = msgspec.structs.replace(late_rank.run, metrics={**late_rank.run.metrics, "step_ms": step_ms})
-    judged = msgspec.structs.replace(late_rank, run=run)
+    judged = msgspec.structs.replace(late_rank, metrics={**late_rank.metrics, "step_ms": step_ms})
     assert [*rank_parts(judged)] == [1]
     assert part_of(judged, 1, judged.values("step_ms")[0] > 0) is None
 

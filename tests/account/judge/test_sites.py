@@ -16,13 +16,13 @@ def site(line, num_calls, size, moves="a value", op="all_reduce"):
 
 
 def rows(*by_rank, program=None):
-    judged = dataset_of("a", records_of(num_ranks=len(by_rank))).first
-    run = msgspec.structs.replace(judged.run, sites=lambda rank: by_rank[rank])
+    run = dataset_of("a", records_of(num_ranks=len(by_rank))).first
+    run = msgspec.structs.replace(run, sites=lambda rank: by_rank[rank])
     if program is not None:
         record = msgspec.structs.replace(run_record(len(by_rank)), program=program)
         metrics = {name: rows for name, rows in run.metrics.items() if "reduce_scatter" not in name}
-        run = msgspec.structs.replace(run, run=record, metrics=metrics)
-    return sites_of(msgspec.structs.replace(judged, run=run))
+        run = msgspec.structs.replace(run, record=record, metrics=metrics)
+    return sites_of(run)
 
 
 def test_a_collective_for_a_module_is_not_said_to_be_of_for():

@@ -74,7 +74,7 @@ def test_one_screen_has_one_count_and_one_statistic(tmp_path):
 
 def test_few_steps_that_were_left_out_are_no_account(tmp_path):
     judged = alone(tmp_path / "run", steps=40)
-    assert account_of(judged).step_ms.shape[1] == judged.num_steps == 39
+    assert account_of(judged).step_ms.shape[1] == judged.num_judged == 39
 
 
 def test_what_ranks_exchange_is_not_known_of_steps_that_were_left_out(tmp_path):

@@ -160,7 +160,7 @@ def test_steps_that_were_timed_are_no_warm_up_of_those_that_were_not(tmp_path):
     for name in ("compute_ms", "comm_ms", "exposed_ms"):
         run.metrics[name][:] = np.where(timed, 10.0, np.nan)
     judged = judge(msgspec.structs.replace(run, left_out=~timed))
-    assert (judged.num_warmup, judged.num_steps) == (1, 79)
+    assert (judged.num_warmup, judged.num_judged) == (1, 79)
     assert int(np.isfinite(judged.values("compute_ms")).all(axis=0).sum()) == 23
 
 

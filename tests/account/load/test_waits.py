@@ -30,7 +30,7 @@ def test_the_early_rank_waits_and_the_late_one_does_not(tmp_path):
     assert by_rank["exposed_transfer_ms"] == pytest.approx([2.0, 2.0])
     # 1 MiB in 2 ms, all-gather of two ranks: half.
     assert by_rank["busbw_gb_s.all_gather"] == pytest.approx([SIZE / 2e6 / 2] * 2)
-    [row] = judge(run).collectives
+    [row] = judge(run).collective_rows
     assert (row.wait_ms, row.transfer_ms) == pytest.approx((1.5, 2.0))
     assert any(note.startswith("rank 1 arrived last in 12 of 12 collectives") for note in run.notes)
 
@@ -47,20 +47,20 @@ def test_collectives_are_those_of_the_judged_steps(tmp_path):
                 msgspec.structs.replace(one, collectives=one.collectives + ([barrier] if slow else []))
             )
     judged = judge(run_of(tmp_path, steps), 3)
-    [row] = judged.collectives
+    [row] = judged.collective_rows
     assert (row.op, row.count_per_step, row.duration_ms) == ("all_gather", 1.0, pytest.approx(4.0))
     assert judged.statistics["duration_ms.all_gather"].median == pytest.approx(4.0)
     assert (row.wait_ms, row.transfer_ms) == pytest.approx((0.0, 4.0))
     # 1 MiB in 4 ms, all-gather of two ranks: half.
     assert row.busbw_gb_s == pytest.approx(SIZE / 4e6 / 2)
-    everything = judge(judged.run, 0).collectives
+    everything = judge(judged, 0).collective_rows
     assert {row.op: row.count_per_step for row in everything} == {"all_gather": 1.0, "barrier": 0.6}
 
 
 def test_sizes_share_a_row_on_the_rank_that_has_many(tmp_path):
     """Rank 0 gathers another size in each of 30 steps, rank 1 always the same; rank 0 waits 3 of 5 ms."""
     steps = [step_of(r, i, (5, 8)[r], 10, bytes=SIZE if r else SIZE + i) for i in range(30) for r in range(2)]
-    rows = {row.bytes: row for row in judge(run_of(tmp_path, steps), 0).collectives}
+    rows = {row.bytes: row for row in judge(run_of(tmp_path, steps), 0).collective_rows}
     assert {size: (row.wait_ms, row.transfer_ms) for size, row in rows.items()} == {
         None: pytest.approx((3.0, 2.0)),
         SIZE: pytest.approx((0.0, 2.0)),

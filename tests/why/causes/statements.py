@@ -96,8 +96,8 @@ def disagreements(report: Report, explained: Explanation, why: str, printed: str
     for name, ms in account.outside.items():
         if ms < 0:
             yield f"of the wall time, {name} is {ms} ms"
-    run = next(iter(report.datasets.values())).first.run
-    record = run.run
+    run = next(iter(report.datasets.values())).first
+    record = run.record
     if account.outside and run.source not in TRACE_SOURCES:
         ends_ns = run.start_unix_ns[:, -1] + 1e6 * run.metrics["step_ms"][:, -1]
         wall_ms = (max(record.finished_unix_ns, ends_ns.max()) - record.started_unix_ns) / 1e6

@@ -109,8 +109,8 @@ def test_objects_that_are_sent_in_every_step_are_named_with_what_to_send_instead
     judged = judge(load_run(run_of(tmp_path / "run", make), "run"), 1)
     assert not causes(judged)
     sites = CallSites(num_steps=24, sites=[site])
-    run = msgspec.structs.replace(judged.run, sites=lambda rank: sites)
-    first = causes(msgspec.structs.replace(judged, run=run))[0]
+    run = msgspec.structs.replace(judged, sites=lambda rank: sites)
+    first = causes(run)[0]
     assert first.kind == "transfer"
     assert first.change.startswith("send tensors of a known size instead of pickled objects")
     assert first.change.endswith(": at share(), train.py:16")
@@ -129,8 +129,8 @@ def test_buffers_are_named_apart_from_gradients_and_from_a_smaller_share_on(tmp_
     ]
     judged = judge(load_run(run_of(tmp_path / "run", make), "run"), 1)
     assert not causes(judged)
-    run = msgspec.structs.replace(judged.run, sites=lambda rank: CallSites(num_steps=24, sites=sites))
-    (cause,) = causes(msgspec.structs.replace(judged, run=run))
+    run = msgspec.structs.replace(judged, sites=lambda rank: CallSites(num_steps=24, sites=sites))
+    (cause,) = causes(run)
     assert cause.subject.startswith("exposed transfer: broadcast")
     assert cause.ms == pytest.approx(4.0, rel=0.05)
 
@@ -147,8 +147,8 @@ def test_barriers_are_named_apart_from_gradients(tmp_path):
     place = {"file": "/job/train.py", "line": 12, "function": "train", "num_calls": 24, "bytes": 0}
     sites = CallSites(num_steps=24, sites=[CallSite(**place, op="barrier", moves="nothing")])
     judged = judge(load_run(run_of(tmp_path / "run", make), "run"), 1)
-    run = msgspec.structs.replace(judged.run, sites=lambda rank: sites)
-    (cause,) = causes(msgspec.structs.replace(judged, run=run))
+    run = msgspec.structs.replace(judged, sites=lambda rank: sites)
+    (cause,) = causes(run)
     assert cause.subject.startswith("exposed transfer: barrier")
     assert cause.ms == pytest.approx(3.0, rel=0.05)
     assert cause.change.startswith("remove the barriers")

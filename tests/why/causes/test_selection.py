@@ -30,7 +30,7 @@ def judged(tmp_path):
 
 
 def arrays_of(part):
-    run = part.run
+    run = part
     yield from (run.metrics[name] for name in run.metrics)
     yield from (run.host_parts[name] for name in run.host_parts)
     yield from (run.start_unix_ns, run.num_collectives, run.host_bound)
@@ -43,16 +43,16 @@ def test_no_array_is_larger_than_the_bound_and_its_warmup(judged, monkeypatch, m
     monkeypatch.setattr(selection, "MOST_NUMBERS", most)
     part = looked_at(judged)
     num_steps = max(most // WIDTH, 1)
-    assert (part.num_steps, part.num_warmup) == (num_steps, 1)
-    assert part.run.global_step.tolist() == list(range(STEPS - num_steps - 1, STEPS))
+    assert (part.num_judged, part.num_warmup) == (num_steps, 1)
+    assert part.global_step.tolist() == list(range(STEPS - num_steps - 1, STEPS))
     assert {array.shape for array in arrays_of(part)} == {(WIDTH, num_steps + 1)}
-    assert len(part.run.has_details) == len(part.run.has_collectives) == num_steps + 1
-    for name in judged.run.metrics:
+    assert len(part.has_details) == len(part.has_collectives) == num_steps + 1
+    for name in judged.metrics:
         assert np.array_equal(part.values(name), judged.values(name)[:, -num_steps:], equal_nan=True)
 
 
 def test_a_run_within_the_bound_is_taken_whole(judged, monkeypatch):
-    monkeypatch.setattr(selection, "MOST_NUMBERS", judged.num_steps * WIDTH)
+    monkeypatch.setattr(selection, "MOST_NUMBERS", judged.num_judged * WIDTH)
     assert looked_at(judged) is judged
 
 
@@ -68,4 +68,4 @@ def test_what_is_said_is_of_the_last_steps_and_says_so(judged, monkeypatch):
     first, *_ = causes(judged)
     assert first.kind == "data_loading"
     assert first.ms == pytest.approx(9.0, rel=0.05)
-    assert f"mean of {LAST} of {judged.num_steps} judged steps" in title(dataset("run", [judged]))
+    assert f"mean of {LAST} of {judged.num_judged} judged steps" in title(dataset("run", [judged]))

@@ -66,7 +66,7 @@ def test_a_loss_in_some_steps_is_named_with_its_mean(tmp_path, make, kind, subje
     run = judge(load_run(tmp_path / "run", "run"), 1)
     assert first.bound_ms == pytest.approx(np.nanmean(run.values("step_ms")) - high, rel=1e-6)
     longest = run.values("step_ms").max(axis=0) > 60
-    assert first.global_step in run.run.global_step[run.num_warmup :][longest]
+    assert first.global_step in run.global_step[run.num_warmup :][longest]
 
 
 @pytest.mark.heavy

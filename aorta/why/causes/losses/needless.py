@@ -14,7 +14,7 @@ from aorta.account.judge.cells import Account
 from aorta.account.load.measures import memory_limit_bytes
 from aorta.account.load.rank.kernels import NAME_COUNT, NAME_TIME, TIME
 from aorta.account.metrics import of_operation, operations
-from aorta.account.model import JudgedRun
+from aorta.account.model import Run
 from aorta.account.rows import positive
 from aorta.records.schema import WorkOfStep
 from aorta.traces.classify import COMM_RULES, classifier, kernel_class
@@ -47,16 +47,16 @@ SPARE = 0.5
 """Of the device's memory, that must be free for activations to be kept."""
 
 
-def needless_work(judged: JudgedRun, account: Account) -> Iterator[CauseFinding]:
+def needless_work(judged: Run, account: Account) -> Iterator[CauseFinding]:
     """Without what is too little to name, which would take from what is."""
     for finding in _all_of_it(judged, account):
         if finding.mean_ms >= LEAST * account.mean_step_ms:
             yield finding
 
 
-def _all_of_it(judged: JudgedRun, account: Account) -> Iterator[CauseFinding]:
-    names = operations(judged.run.metrics, NAME_TIME) if account.on_device else []
-    work = None if judged.run.run is None else judged.run.run.work
+def _all_of_it(judged: Run, account: Account) -> Iterator[CauseFinding]:
+    names = operations(judged.metrics, NAME_TIME) if account.on_device else []
+    work = None if judged.record is None else judged.record.work
     yield from _wide_kernels(judged, names, work)
     if work is not None and work.copies:
         yield from _layout_copies(judged, [name for name in names if LAYOUT_COPY.search(name)], work)
@@ -64,7 +64,7 @@ def _all_of_it(judged: JudgedRun, account: Account) -> Iterator[CauseFinding]:
         yield from _counted(judged, account, work)
 
 
-def _layout_copies(judged: JudgedRun, names: list[str], work: WorkOfStep) -> Iterator[CauseFinding]:
+def _layout_copies(judged: Run, names: list[str], work: WorkOfStep) -> Iterator[CauseFinding]:
     """Those that lines of the program ask for, of the kernels that make them and what others ask for."""
     num = sum(judged.mean_of(of_operation(NAME_COUNT, name)) or 0.0 for name in names)
     if num:
@@ -78,7 +78,7 @@ def _layout_copies(judged: JudgedRun, names: list[str], work: WorkOfStep) -> Ite
         yield CauseFinding("compute", ms, TAKES, facts=facts | {"layout_ms": float(ms.mean())})
 
 
-def _wide_kernels(judged: JudgedRun, names: list[str], work: WorkOfStep | None) -> Iterator[CauseFinding]:
+def _wide_kernels(judged: Run, names: list[str], work: WorkOfStep | None) -> Iterator[CauseFinding]:
     """Products without tensor cores, or all in fp64, where others are in a lower precision."""
     own = [name for name in names if classifier(COMM_RULES).comm_op(name) is None]
     products = [name for name in own if kernel_class(name) == "gemm"]
@@ -102,11 +102,11 @@ def _wide_kernels(judged: JudgedRun, names: list[str], work: WorkOfStep | None) 
         yield CauseFinding("compute", less * ms, TAKES, facts=facts)
 
 
-def _counted(judged: JudgedRun, account: Account, work: WorkOfStep) -> Iterator[CauseFinding]:
+def _counted(judged: Run, account: Account, work: WorkOfStep) -> Iterator[CauseFinding]:
     """What takes its part of the time of all kernels but an optimizer's."""
     ms = np.sum([account.cells[name] for name in CELLS if name in account.cells], axis=0).mean(axis=0)
     optimizer = of_operation(TIME, "optimizer")
-    if optimizer in judged.run.metrics:
+    if optimizer in judged.metrics:
         ms = positive(ms - positive(judged.values(optimizer)).mean(axis=0))
     again, used = work.again / work.flops, _memory_used(judged)
     if again and (not account.on_device or (used is not None and used[0] < SPARE * used[1])):
@@ -114,7 +114,7 @@ def _counted(judged: JudgedRun, account: Account, work: WorkOfStep) -> Iterator[
         if used is not None:
             facts |= {"peak_bytes": used[0], "limit_bytes": used[1]}
         products = [
-            of_operation(TIME, name) for name in PRODUCTS if of_operation(TIME, name) in judged.run.metrics
+            of_operation(TIME, name) for name in PRODUCTS if of_operation(TIME, name) in judged.metrics
         ]
         by_bytes = np.zeros_like(ms)
         if work.bytes and products:
@@ -132,15 +132,15 @@ def _counted(judged: JudgedRun, account: Account, work: WorkOfStep) -> Iterator[
         yield CauseFinding("compute", part * ms, TAKES, facts=facts)
 
 
-def _memory_used(judged: JudgedRun) -> tuple[float, float] | None:
+def _memory_used(judged: Run) -> tuple[float, float] | None:
     """The most that torch allocated on a rank, and the device's memory."""
-    limit, peak = memory_limit_bytes(judged.run.run), judged.run.metrics.get("peak_memory_bytes")
+    limit, peak = memory_limit_bytes(judged.record), judged.metrics.get("peak_memory_bytes")
     if limit is None or peak is None or not np.isfinite(peak).any():
         return None
     return float(np.nanmax(peak)), float(limit)
 
 
-def _time_of(judged: JudgedRun, names: list[str]) -> Floats:
+def _time_of(judged: Run, names: list[str]) -> Floats:
     """[step], of kernels of these names, a mean over ranks."""
     total: Floats = np.sum([positive(judged.values(of_operation(NAME_TIME, name))) for name in names], axis=0)
     by_step: Floats = total.mean(axis=0)

@@ -13,7 +13,7 @@ from aorta.account.cause import CauseKind
 from aorta.account.judge.cells import LARGE_SHARE, Account
 from aorta.account.judge.exposed import exposed_of
 from aorta.account.judge.occasional import Occasions, are_alike, occasions, without_traces
-from aorta.account.model import JudgedRun
+from aorta.account.model import Run
 from aorta.account.numbers import quantity
 from aorta.account.rows import positive
 from aorta.why.causes.code_lines import line_of
@@ -72,7 +72,7 @@ IDLES_OR_WAITS = "idles, or waits for a rank in a collective behind which nothin
 NOT_RECORDED = "these records do not show what the host does meanwhile"
 
 
-def findings(judged: JudgedRun, account: Account, slow: Occasions | None = None) -> list[CauseFinding]:
+def findings(judged: Run, account: Account, slow: Occasions | None = None) -> list[CauseFinding]:
     """What is lost; some of it too little to name. Where two would explain the same ms of a cell, the first
     has them.
 
@@ -150,7 +150,7 @@ def _without_its_nature(losses: list[CauseFinding], parts: Parts) -> list[CauseF
     ]
 
 
-def _of_all_ranks(judged: JudgedRun, parts: Parts) -> Iterator[CauseFinding]:
+def _of_all_ranks(judged: Run, parts: Parts) -> Iterator[CauseFinding]:
     """What every rank spends: as much as the one that has least of it over the run. In a single step another
     one may have it: hosts of devices are not in step with each other."""
     for name, kind in PART_KINDS:
@@ -267,7 +267,7 @@ def _slow_steps_of(finding: CauseFinding, global_step: NDArray[np.int64]) -> Occ
     return occasions(finding.ms, global_step, finding.slow_steps)
 
 
-def _asked_for(judged: JudgedRun) -> dict[str, object]:
+def _asked_for(judged: Run) -> dict[str, object]:
     """Where the program itself collects garbage, if that is most of it."""
     lines = lines_of_spans(judged, "garbage_collection")
     line, (num, _) = max(lines.items(), key=lambda entry: entry[1], default=(("", 0), (0.0, 0.0)))
@@ -296,7 +296,7 @@ def _words(name: str, parts: Parts, part_ms: float) -> dict[str, object]:
     return facts
 
 
-def _one_of_small_messages(judged: JudgedRun, losses: list[CauseFinding]) -> list[CauseFinding]:
+def _one_of_small_messages(judged: Run, losses: list[CauseFinding]) -> list[CauseFinding]:
     """Of the operation with most of them, their time on the device, what launching them costs the host, and
     who waits for that: one remedy. Those of other operations stay apart."""
     known = small_calls(judged)
@@ -323,7 +323,7 @@ def _one_of_small_messages(judged: JudgedRun, losses: list[CauseFinding]) -> lis
     return [merged, *(finding for finding in losses if id(finding) not in gone)]
 
 
-def _one_of_a_program(judged: JudgedRun, losses: list[CauseFinding]) -> list[CauseFinding]:
+def _one_of_a_program(judged: Run, losses: list[CauseFinding]) -> list[CauseFinding]:
     """Small and large calls of one operation that the program itself issues are one loss, of the kind that
     has more: it can leave them out, or join them. What is exposed of other operations is none of it."""
     of_program = [
@@ -342,7 +342,7 @@ def _one_of_a_program(judged: JudgedRun, losses: list[CauseFinding]) -> list[Cau
     return [finding for finding in losses if id(finding) not in gone]
 
 
-def _one_of_a_line(judged: JudgedRun, losses: list[CauseFinding]) -> list[CauseFinding]:
+def _one_of_a_line(judged: Run, losses: list[CauseFinding]) -> list[CauseFinding]:
     """A line that copies and waits for the copy is one loss, of the kind that has more of it."""
     kinds = ("synchronisation", "copy")
     found = [finding for finding in losses if finding.kind in kinds and finding.rank is None]

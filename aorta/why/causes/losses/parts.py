@@ -15,7 +15,7 @@ from aorta.account.judge.stacks import MOST_RANKS, Samples, samples_of
 from aorta.account.load.rank.host import BYTES, IDLE, IDLE_BEHIND, LOOPS, OTHER
 from aorta.account.load.rank.kernels import COUNT, TIME
 from aorta.account.metrics import THROTTLED, of_operation, operations
-from aorta.account.model import JudgedRun
+from aorta.account.model import Run
 from aorta.account.rows import positive
 from aorta.why.causes.finding import Floats
 from aorta.why.causes.program import program_of
@@ -87,14 +87,14 @@ class Parts:
         return self.account.knows_host
 
 
-def parts_of(judged: JudgedRun, account: Account, small_launch_ms: float = 0.0) -> Parts:
+def parts_of(run: Run, account: Account, small_launch_ms: float = 0.0) -> Parts:
     """judged: the steps of the account. small_launch_ms: what the host needs in a step to launch small
     collectives."""
-    run, cells = judged.run, account.cells
-    host = Host(run, slice(judged.num_warmup, None))
+    cells = account.cells
+    host = Host(run, run.judged_steps)
     zero = np.zeros_like(account.step_ms)
-    is_unfused = not account.on_device and "unfused" in program_of(run.run)[0]
-    exposed = exposed_of(judged)
+    is_unfused = not account.on_device and "unfused" in program_of(run.record)[0]
+    exposed = exposed_of(run)
     idle_waits = zero if exposed is None or not account.on_device else exposed.idle_waits_ms
     ms_by_kind = {kind: cells[kind] for kind in (*HOST_PARTS, "optimizer", "copy") if kind in cells}
     ms_by_kind["between_steps"] = account.between_ms
@@ -126,10 +126,10 @@ def parts_of(judged: JudgedRun, account: Account, small_launch_ms: float = 0.0) 
             ms_by_kind["optimizer"] = np.maximum(ms_by_kind["optimizer"], FUSED_SAVES * optimizer)
         work = cells.get("compute", zero) + cells.get("hidden", zero) + cells.get("blocked", zero)
         compute = work + cells.get("core_taken", zero) + positive(optimizer - ms_by_kind["optimizer"])
-    asleep, ms_by_kind["core_taken"] = _own_threads(judged, account, host)
-    locked_out = np.minimum(_locked_out(judged), account.step_ms)
+    asleep, ms_by_kind["core_taken"] = _own_threads(run, account, host)
+    locked_out = np.minimum(_locked_out(run), account.step_ms)
     ms_by_kind["asleep"], ms_by_kind["locked_out"] = positive(asleep - locked_out), locked_out
-    clock, usual, loss = _clocks(judged, compute)
+    clock, usual, loss = _clocks(run, compute)
     return Parts(
         account=account,
         step_ms=account.step_ms,
@@ -141,9 +141,9 @@ def parts_of(judged: JudgedRun, account: Account, small_launch_ms: float = 0.0) 
         work_ms=work,
         optimizer_ms=host.span("optimizer"),
         is_unfused=is_unfused,
-        small_kernels_ms=_small_kernels(judged) if account.on_device else None,
-        loops_ms=judged.mean_of_host(LOOPS) or 0.0,
-        behind_update=_part_behind(judged),
+        small_kernels_ms=_small_kernels(run) if account.on_device else None,
+        loops_ms=run.mean_of_host(LOOPS) or 0.0,
+        behind_update=_part_behind(run),
         idle_waits_ms=idle_waits,
         asleep_ms=host.asleep(account.between_ms) if account.on_device else zero,
         cpu_ms=None if host.use is None else host.use[0],
@@ -151,27 +151,27 @@ def parts_of(judged: JudgedRun, account: Account, small_launch_ms: float = 0.0) 
     )
 
 
-def _part_behind(judged: JudgedRun) -> float:
+def _part_behind(judged: Run) -> float:
     behind, other = (judged.mean_of_host(name) for name in (IDLE_BEHIND, f"{IDLE}{OTHER}"))
     return min(behind / other, 1.0) if behind and other else 0.0
 
 
-def _small_kernels(judged: JudgedRun) -> float | None:
+def _small_kernels(judged: Run) -> float | None:
     found = None
-    for name in operations(judged.run.metrics, COUNT):
+    for name in operations(judged.metrics, COUNT):
         time_ms, num = (judged.mean_of(of_operation(metric, name)) for metric in (TIME, COUNT))
         if name != "communication" and time_ms is not None and num is not None:
             found = (found or 0.0) + max(num * EAGER_LAUNCH_MS - time_ms, 0.0)
     return found
 
 
-def _own_threads(judged: JudgedRun, account: Account, host: Host) -> tuple[Floats, Floats]:
+def _own_threads(judged: Run, account: Account, host: Host) -> tuple[Floats, Floats]:
     """What the thread sleeps, and what others take of its cores. A thread that sleeps within an operator of
     torch on a CPU waits for torch's other threads. Where others take its cores they take those of these
     threads too, and as much of them; the rest of that sleep is work, done by several."""
     zero = np.zeros_like(account.step_ms)
     blocked, taken = (account.cells.get(name, zero) for name in ("blocked", "core_taken"))
-    ranks = judged.run.ranks[:MOST_RANKS]
+    ranks = judged.ranks[:MOST_RANKS]
     samples = [one for rank in ranks if (one := samples_of(judged, rank)) is not None]
     if account.on_device or host.use is None or not samples or not blocked.any():
         return blocked, taken
@@ -184,11 +184,11 @@ def _own_threads(judged: JudgedRun, account: Account, host: Host) -> tuple[Float
     return (1 - part) * blocked, taken + part * ratio * blocked
 
 
-def _locked_out(judged: JudgedRun) -> Floats:
+def _locked_out(judged: Run) -> Floats:
     """[rank, 1]: how long the thread waits for the interpreter's lock in the mean step, as samples tell."""
     whole = judged.whole or judged
-    ms = np.zeros((len(judged.run.ranks), 1))
-    for row, rank in enumerate(judged.run.ranks[:MOST_RANKS]):
+    ms = np.zeros((len(judged.ranks), 1))
+    for row, rank in enumerate(judged.ranks[:MOST_RANKS]):
         if (one := samples_of(whole, rank)) is not None:
             ms[row] = one.ms[one.is_judged & one.that("locked_out")].sum()
     return ms
@@ -207,14 +207,13 @@ def _delayed(values: Floats) -> Floats:
     return moved
 
 
-def _clocks(judged: JudgedRun, compute: Floats) -> tuple[Floats, float | None, Floats]:
+def _clocks(run: Run, compute: Floats) -> tuple[Floats, float | None, Floats]:
     """Clock, the usual one of the run's ranks, and what a lower one costs where it is held down. Limits that
     a busy device meets as a matter of course, such as its power, cost a rank what it meets them more than the
     rank that does so least: what the work needs is nothing to mend."""
-    run, judged_steps = judged.run, slice(judged.num_warmup, None)
     if "sm_clock_mhz" not in run.metrics:
         return np.full(compute.shape, np.nan), None, np.zeros_like(compute)
-    clock = run.metrics["sm_clock_mhz"][:, judged_steps]
+    clock = run.values("sm_clock_mhz")
     finite = clock[np.isfinite(clock)]
     if not len(finite):
         return clock, None, np.zeros_like(compute)
@@ -222,7 +221,7 @@ def _clocks(judged: JudgedRun, compute: Floats) -> tuple[Floats, float | None, F
     severe, usual_limit = np.zeros(compute.shape, dtype=bool), np.zeros(compute.shape, dtype=bool)
     for name in operations(run.metrics, THROTTLED):
         limit = usual_limit if name in HARMLESS else severe
-        limit |= np.nan_to_num(run.metrics[of_operation(THROTTLED, name)][:, judged_steps]) > 0
+        limit |= np.nan_to_num(run.values(of_operation(THROTTLED, name))) > 0
     if severe.any():
         free = clock[~severe & np.isfinite(clock)]
         if len(free):

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from aorta.account.cause import CauseKind
 from aorta.account.judge.cells import Account
 from aorta.account.judge.stacks import MOST_RANKS, Samples, WeightedStack, is_a_loss, samples_of
-from aorta.account.model import JudgedRun
+from aorta.account.model import Run
 from aorta.records.schema import NO_CALL, NO_OPTIMIZER, HostKind
 from aorta.records.stacks import StackFrame
 from aorta.why.causes.finding import CauseFinding, Floats, of_the_least
@@ -61,8 +61,8 @@ TRACEBACKS = (
 """Functions in which autograd's anomaly detection keeps the stack of each operator."""
 
 
-def program_code(judged: JudgedRun, account: Account) -> Iterator[CauseFinding]:
-    ranks, whole = judged.run.ranks[:MOST_RANKS], judged.whole or judged
+def program_code(judged: Run, account: Account) -> Iterator[CauseFinding]:
+    ranks, whole = judged.ranks[:MOST_RANKS], judged.whole or judged
     # Of all judged steps: the program does the same where its times were not taken.
     samples = [one for rank in ranks if (one := samples_of(whole, rank)) is not None]
     if not samples or len(samples) < len(ranks):
@@ -70,7 +70,7 @@ def program_code(judged: JudgedRun, account: Account) -> Iterator[CauseFinding]:
     steps = _places(whole, account)
     cells = DEVICE_CELLS if account.on_device else CPU_CELLS
     who = {"who": "all ranks" if len(ranks) > 1 else "the rank", "step_ms": account.mean_step_ms}
-    if "anomaly" in program_of(judged.run.run)[0]:
+    if "anomaly" in program_of(judged.record)[0]:
         ms = _common(samples, [_in_tracebacks(one) for one in samples], account, steps)
         facts: dict[str, Any] = {**who, "op": "anomaly", "part_ms": float(ms.mean())}
         yield CauseFinding("program_code", ms, {cells: 1.0}, facts=facts, by_stretch=True)
@@ -85,7 +85,7 @@ def program_code(judged: JudgedRun, account: Account) -> Iterator[CauseFinding]:
         }
         for one, groups in zip(samples, grouped, strict=True)
     ]
-    record = judged.run.run
+    record = judged.record
     has_no_model = record is not None and record.not_measured.get("flops_per_step") in (NO_CALL, NO_OPTIMIZER)
     if has_no_model or (record is not None and record.loss_loop is not None):
         # Without a module that is the model, what comes before a backward pass is; a loop has its own cause.
@@ -128,9 +128,9 @@ def program_code(judged: JudgedRun, account: Account) -> Iterator[CauseFinding]:
         yield CauseFinding(kind, ms, {cells: 1.0}, facts=facts, by_stretch=True)
 
 
-def small_operators(judged: JudgedRun, account: Account) -> Iterator[CauseFinding]:
+def small_operators(judged: Run, account: Account) -> Iterator[CauseFinding]:
     """What a loop over operators costs where the host is the device: each needs it before it computes."""
-    loop = None if judged.run.run is None else judged.run.run.operator_loop
+    loop = None if judged.record is None else judged.record.operator_loop
     if loop is None or account.on_device:
         return
     cells = account.cells
@@ -150,9 +150,9 @@ def small_operators(judged: JudgedRun, account: Account) -> Iterator[CauseFindin
     yield _part_of_work(part * float(work_ms.mean()), account, facts)
 
 
-def loss_loop(judged: JudgedRun, account: Account) -> Iterator[CauseFinding]:
+def loss_loop(judged: Run, account: Account) -> Iterator[CauseFinding]:
     """What a loop over operators takes between the model and its loss, and as many in the backward pass."""
-    loop = None if judged.run.run is None else judged.run.run.loss_loop
+    loop = None if judged.record is None else judged.record.loss_loop
     if loop is None or account.on_device:
         return
     facts = {
@@ -175,11 +175,10 @@ def _part_of_work(ms: float, account: Account, facts: dict[str, Any]) -> CauseFi
     return CauseFinding("compute", ms / float(work_ms.mean()) * both_ms, takes, facts=facts)
 
 
-def lines_of_spans(judged: JudgedRun, kind: HostKind) -> dict[Line, tuple[float, float]]:
+def lines_of_spans(run: Run, kind: HostKind) -> dict[Line, tuple[float, float]]:
     """By line of the program, how often a step spans of this kind were noted there, and of how many ms;
     ('', 0) of those with which no line was noted. Of the first steps of one rank."""
-    run = judged.run
-    steps = set(run.global_step[judged.num_warmup :].tolist())
+    steps = set(run.global_step[run.judged_steps].tolist())
     records = (record for record in run.records(run.ranks[0]) if record.global_step in steps)
     noted = [record.host_spans for record in islice(records, DETAILED_STEPS) if record.host_spans is not None]
     found: dict[Line, tuple[float, float]] = {}
@@ -236,11 +235,11 @@ def _libraries(samples: list[Samples], rows: list[list[int]]) -> str | None:
     return None if all(one.leaf_in("")[chosen].all() for one, chosen in pairs) else "python"
 
 
-def host_is_ahead_of_copies(judged: JudgedRun, ms: float) -> bool:
+def host_is_ahead_of_copies(judged: Run, ms: float) -> bool:
     """Whether some rank's host is in the program's own lines, by samples, for less than its device copies: to
     wait for copies takes as long as they do. ms: of copies, in a step."""
     whole = judged.whole or judged
-    samples = [one for rank in judged.run.ranks[:MOST_RANKS] if (one := samples_of(whole, rank)) is not None]
+    samples = [one for rank in judged.ranks[:MOST_RANKS] if (one := samples_of(whole, rank)) is not None]
     return any(one.ms[one.is_judged & one.in_phase("rest") & one.leaf_in("")].sum() < ms for one in samples)
 
 
@@ -296,9 +295,9 @@ def _in_tracebacks(samples: Samples) -> list[int]:
     return np.flatnonzero(samples.is_judged & is_traceback[samples.rows[:, 5]]).tolist()
 
 
-def _places(whole: JudgedRun, account: Account) -> tuple[int, NDArray[np.int64]]:
+def _places(whole: Run, account: Account) -> tuple[int, NDArray[np.int64]]:
     """How many steps were judged, and the place among them of each step of the account."""
-    steps = whole.run.global_step[whole.num_warmup :]
+    steps = whole.global_step[whole.judged_steps]
     order = np.argsort(steps)
     place = np.searchsorted(steps, account.global_step, sorter=order)
     return len(steps), order[np.minimum(place, len(steps) - 1)]

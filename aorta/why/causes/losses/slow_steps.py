@@ -12,7 +12,7 @@ from aorta.account.judge.cells import Host
 from aorta.account.judge.occasional import Occasions, occasions
 from aorta.account.load.rank.host import BEHIND_UPDATE
 from aorta.account.metrics import WORK
-from aorta.account.model import JudgedRun
+from aorta.account.model import Run
 from aorta.account.rows import positive
 from aorta.why.causes.finding import ANY_CELL, WAIT, CauseFinding
 from aorta.why.causes.losses.parts import Parts
@@ -27,7 +27,7 @@ BEHIND = 0.8
 """Of what slow steps take longer, from which on it lies behind the optimizer's update."""
 
 
-def slow_steps(judged: JudgedRun, parts: Parts, known: Occasions | None) -> Iterator[CauseFinding]:
+def slow_steps(judged: Run, parts: Parts, known: Occasions | None) -> Iterator[CauseFinding]:
     """Of the rank that works least in each step, so that nothing of it is waiting for a rank.
 
     known: slow ones of all steps.
@@ -36,11 +36,11 @@ def slow_steps(judged: JudgedRun, parts: Parts, known: Occasions | None) -> Iter
     if parts.on_device:
         idle = [parts.ms_by_kind[name] for name in IDLE_PARTS if name in parts.ms_by_kind]
         common = np.sum([parts.work_ms, *idle], axis=0).min(axis=0)
-    slow = occasions(common, judged.run.global_step[judged.num_warmup :], known)
+    slow = occasions(common, judged.global_step[judged.judged_steps], known)
     if slow is None or _has_more_to_do(judged, parts, slow.is_slow):
         return
     facts = {
-        "who": "all ranks" if len(judged.run.ranks) > 1 else "the rank",
+        "who": "all ranks" if len(judged.ranks) > 1 else "the rank",
         "slow_ms": float(np.median(common[slow.is_slow])),
         "usual_ms": float(np.median(common[~slow.is_slow])),
     }
@@ -61,9 +61,9 @@ def slow_steps(judged: JudgedRun, parts: Parts, known: Occasions | None) -> Iter
     )
 
 
-def _saves(judged: JudgedRun) -> NDArray[np.bool_] | None:
+def _saves(judged: Run) -> NDArray[np.bool_] | None:
     """[step]: some rank saves a checkpoint in it; None where that is not known."""
-    host = Host(judged.run, slice(judged.num_warmup, None))
+    host = Host(judged, judged.judged_steps)
     saving = host.span("checkpoint") + host.tail("checkpoint")
     return np.asarray(saving.max(axis=0) > 0) if saving.any() else None
 
@@ -87,28 +87,28 @@ def _of_saving(parts: Parts, slow: Occasions, who: object) -> CauseFinding:
     )
 
 
-def _behind_update(judged: JudgedRun, is_slow: NDArray[np.bool_]) -> tuple[float, float] | None:
+def _behind_update(judged: Run, is_slow: NDArray[np.bool_]) -> tuple[float, float] | None:
     """ms behind the optimizer's update in slow steps and in the others; None where some step lacks it."""
-    values = judged.run.host_parts.get(BEHIND_UPDATE)
+    values = judged.host_parts.get(BEHIND_UPDATE)
     if values is None:
         return None
-    behind = values[:, judged.num_warmup :].min(axis=0)
+    behind = values[:, judged.judged_steps].min(axis=0)
     if not np.isfinite(behind).all():
         return None
     return float(behind[is_slow].mean()), float(np.median(behind[~is_slow]))
 
 
-def _has_more_to_do(judged: JudgedRun, parts: Parts, is_slow: NDArray[np.bool_]) -> bool:
+def _has_more_to_do(judged: Run, parts: Parts, is_slow: NDArray[np.bool_]) -> bool:
     """More tokens, or the end of an accumulated batch."""
-    if WORK in judged.run.metrics:
+    if WORK in judged.metrics:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", RuntimeWarning)  # a step without tokens gives NaN, wanted here
             tokens = np.nanmedian(judged.values(WORK), axis=0)
         if np.median(tokens[is_slow]) > MORE_TOKENS * np.median(tokens[~is_slow]):
             return True
     num_bytes = [
-        positive(values[:, judged.num_warmup :]).sum(axis=0)
-        for name, values in judged.run.metrics.items()
+        positive(values[:, judged.judged_steps]).sum(axis=0)
+        for name, values in judged.metrics.items()
         if name.startswith("bytes.")
     ]
     for amount in (

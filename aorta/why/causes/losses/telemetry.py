@@ -6,7 +6,7 @@ import numpy as np
 
 from aorta.account.load.measures import memory_limit_bytes
 from aorta.account.metrics import THROTTLED
-from aorta.account.model import JudgedRun
+from aorta.account.model import Run
 from aorta.account.numbers import percent
 from aorta.account.rows import positive
 from aorta.why.causes.finding import ANY_CELL, WAIT, CauseFinding, Floats, of_the_least
@@ -19,7 +19,7 @@ RETRY_SHARE = 0.1
 """Part of the steps with retries, from which on they are named though no time shows."""
 
 
-def clocks(judged: JudgedRun, parts: Parts) -> Iterator[CauseFinding]:
+def clocks(judged: Run, parts: Parts) -> Iterator[CauseFinding]:
     """Compute that takes longer because a clock is held down, on the rank that loses most."""
     loss = parts.clock_loss_ms
     if parts.usual_clock_mhz is None or not loss.any():
@@ -27,9 +27,9 @@ def clocks(judged: JudgedRun, parts: Parts) -> Iterator[CauseFinding]:
     worst = int(np.argmax(loss.sum(axis=1)))
     slow = loss[worst] > 0
     num = int((loss.sum(axis=1) > 0).sum())
-    ranks = judged.run.ranks
+    ranks = judged.ranks
     reasons = []
-    for name, values in judged.run.metrics.items():
+    for name, values in judged.metrics.items():
         if name.startswith(f"{THROTTLED}."):
             share = float(np.nanmean(values[worst, judged.num_warmup :]))
             if share > 0:
@@ -53,12 +53,12 @@ def clocks(judged: JudgedRun, parts: Parts) -> Iterator[CauseFinding]:
     )
 
 
-def retries(judged: JudgedRun, step_ms: Floats) -> Iterator[tuple[CauseFinding, Floats]]:
+def retries(judged: Run, step_ms: Floats) -> Iterator[tuple[CauseFinding, Floats]]:
     """Steps in which the allocator had to free its cache, against the others; and which steps those are."""
-    counts = judged.run.metrics.get("alloc_retries")
+    counts = judged.metrics.get("alloc_retries")
     if counts is None:
         return
-    counts = positive(counts[:, judged.num_warmup :])
+    counts = positive(counts[:, judged.judged_steps])
     has = counts.sum(axis=0) > 0
     if not has.any():
         return
@@ -74,14 +74,14 @@ def retries(judged: JudgedRun, step_ms: Floats) -> Iterator[tuple[CauseFinding, 
             takes={(*ANY_CELL, *WAIT): 1.0},
             facts={
                 "what": "allocation retries",
-                "who": f"rank {judged.run.ranks[worst]}",
+                "who": f"rank {judged.ranks[worst]}",
                 "num_retries": float(counts.sum()),
                 "in_steps": int(has.sum()),
                 "num_steps": len(has),
                 "with_ms": float(np.median(step_ms[has])),
                 "without_ms": float(np.median(step_ms[~has])) if num_others else float("nan"),
             },
-            rank=judged.run.ranks[worst],
+            rank=judged.ranks[worst],
             source="telemetry",
             is_risk=bool(has.mean() >= RETRY_SHARE),
         ),
@@ -89,15 +89,15 @@ def retries(judged: JudgedRun, step_ms: Floats) -> Iterator[tuple[CauseFinding, 
     )
 
 
-def given_back(judged: JudgedRun, parts: Parts) -> Iterator[CauseFinding]:
+def given_back(judged: Run, parts: Parts) -> Iterator[CauseFinding]:
     """Launches that take longer where the allocator gives memory back to the driver without being short of
     it, and asks for it again: the program empties its cache."""
-    counts = judged.run.metrics.get("device_frees")
+    counts = judged.metrics.get("device_frees")
     launch_ms = parts.ms_by_kind.get("launch")
     if counts is None or launch_ms is None:
         return
-    counts = positive(counts[:, judged.num_warmup :])
-    retried = positive(judged.run.metrics["alloc_retries"][:, judged.num_warmup :]).sum(axis=0) > 0
+    counts = positive(counts[:, judged.judged_steps])
+    retried = positive(judged.values("alloc_retries")).sum(axis=0) > 0
     has = (counts > 0).all(axis=0) & ~retried
     if not has.any():
         return
@@ -110,7 +110,7 @@ def given_back(judged: JudgedRun, parts: Parts) -> Iterator[CauseFinding]:
         facts={
             "op": "given_back",
             "what": "memory given back to the driver",
-            "who": "all ranks" if len(judged.run.ranks) > 1 else "the rank",
+            "who": "all ranks" if len(judged.ranks) > 1 else "the rank",
             "num_frees": float(counts[:, has].mean()),
             "in_steps": int(has.sum()),
             "num_steps": len(has),
@@ -118,24 +118,24 @@ def given_back(judged: JudgedRun, parts: Parts) -> Iterator[CauseFinding]:
     )
 
 
-def memory_limit(judged: JudgedRun) -> Iterator[CauseFinding]:
-    limit = memory_limit_bytes(judged.run.run)
+def memory_limit(judged: Run) -> Iterator[CauseFinding]:
+    limit = memory_limit_bytes(judged.record)
     if limit is None:
         return
     worst: tuple[float, int] | None = None
     for name in ("device_memory_bytes", "reserved_memory_bytes", "peak_memory_bytes"):
-        values = judged.run.metrics.get(name)
-        if values is None or not np.isfinite(values[:, judged.num_warmup :]).any():
+        values = judged.metrics.get(name)
+        if values is None or not np.isfinite(values[:, judged.judged_steps]).any():
             continue
-        used_bytes = np.nanmax(np.nan_to_num(values[:, judged.num_warmup :]), axis=1)
+        used_bytes = np.nanmax(np.nan_to_num(values[:, judged.judged_steps]), axis=1)
         row = int(np.argmax(used_bytes))
         if worst is None or used_bytes[row] > worst[0]:
-            worst = float(used_bytes[row]), judged.run.ranks[row]
+            worst = float(used_bytes[row]), judged.ranks[row]
     if worst is None or worst[0] < NEARLY_FULL * limit:
         return
     yield CauseFinding(
         "memory",
-        np.zeros(judged.num_steps),
+        np.zeros(judged.num_judged),
         takes={},
         facts={
             "what": "device memory nearly full",

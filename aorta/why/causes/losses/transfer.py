@@ -14,7 +14,7 @@ import numpy as np
 from aorta.account.judge.exposed import Exposed
 from aorta.account.judge.sites import gathers_parameters, sites_of
 from aorta.account.metrics import of_operation, operations
-from aorta.account.model import JudgedRun
+from aorta.account.model import Run
 from aorta.account.numbers import byte_text, counted
 from aorta.account.rows import positive
 from aorta.records.schema import CollectiveRecord, StepRecord
@@ -83,9 +83,7 @@ class Exposure:
     """How often an optimizer steps behind a backward pass, in the median step; at least 1."""
 
 
-def transfer(
-    judged: JudgedRun, parts: Parts, exposed: Exposed, details: Exposure | None
-) -> Iterator[CauseFinding]:
+def transfer(judged: Run, parts: Parts, exposed: Exposed, details: Exposure | None) -> Iterator[CauseFinding]:
     left = exposed.lost_moving_ms
     if not left.any():
         return
@@ -128,7 +126,7 @@ def transfer(
 
 
 def _facts_of(
-    judged: JudgedRun, parts: Parts, exposed: Exposed, details: Exposure | None, *ops: str
+    judged: Run, parts: Parts, exposed: Exposed, details: Exposure | None, *ops: str
 ) -> dict[str, object]:
     """Of the operation of these that is exposed longest."""
     facts = _largest(judged, details, ops)
@@ -145,18 +143,18 @@ def _facts_of(
     return facts
 
 
-def _shares_of_transfer(judged: JudgedRun, taken: dict[str, Floats]) -> dict[str, float]:
+def _shares_of_transfer(judged: Run, taken: dict[str, Floats]) -> dict[str, float]:
     """Of what is left of the transfer, each operation's, by how long it is exposed beyond what was taken; all
     of it of none, '', where no operation is known."""
     bare = {
         op: (judged.mean_of(of_operation("exposed_ms", op)) or 0.0) - float(np.mean(taken.get(op, 0.0)))
-        for op in operations(judged.run.metrics, "exposed_ms")
+        for op in operations(judged.metrics, "exposed_ms")
     }
     total = sum(max(ms, 0.0) for ms in bare.values())
     return {op: ms / total for op, ms in bare.items() if ms > 0} or {"": 1.0}
 
 
-def moves_of(judged: JudgedRun, op: str) -> str:
+def moves_of(judged: Run, op: str) -> str:
     """What most bytes of an operation, of one without any most calls, are: 'an object', 'buffers'; '' where
     nobody looked."""
     rows = [row for row in sites_of(judged) if row.op == op]
@@ -169,7 +167,7 @@ def moves_of(judged: JudgedRun, op: str) -> str:
     return most if weights and weights[most] > 0.5 * sum(weights.values()) else ""
 
 
-def _is_unhidden(judged: JudgedRun, parts: Parts, op: str) -> bool:
+def _is_unhidden(judged: Run, parts: Parts, op: str) -> bool:
     """Nothing hides what an operation takes, or any: that is certain, however little it is."""
     comm, bare = (judged.mean_of(of_operation(name, op)) for name in ("comm_ms", "exposed_ms"))
     is_bare = comm is not None and bare is not None and bare >= (1 - UNHIDDEN) * comm > 0
@@ -216,11 +214,11 @@ def _in_turn(exposed: Exposed) -> Floats:
     return result
 
 
-def small_calls(judged: JudgedRun) -> list[dict[str, object]]:
+def small_calls(judged: Run) -> list[dict[str, object]]:
     """Operations with many small calls in a step, that with most first, and what is known of them."""
     best = _best_busbw(judged)
     calls_of_op: dict[str, list[tuple[float, float]]] = defaultdict(list)
-    for kind in judged.run.collectives:
+    for kind in judged.collectives:
         count = float(np.median(positive(kind.count))) if kind.count.size else 0.0
         if count and (kind.num_ranks or 0) > 1:
             calls_of_op[kind.op].append(
@@ -249,36 +247,35 @@ def small_calls(judged: JudgedRun) -> list[dict[str, object]]:
     return [facts for _, facts in sorted(found, key=lambda entry: -entry[0])]
 
 
-def _mean_bytes(judged: JudgedRun, op: str) -> float:
+def _mean_bytes(judged: Run, op: str) -> float:
     """Of a call, where an operation has too many sizes to tell them apart."""
-    size, count = (positive(judged.run.metrics[f"{name}.{op}"]) for name in ("bytes", "count"))
+    size, count = (positive(judged.metrics[f"{name}.{op}"]) for name in ("bytes", "count"))
     return float(np.median(size) / max(np.median(count), 1.0))
 
 
-def _small_messages(judged: JudgedRun, exposed: Floats, details: Exposure | None) -> Iterator[CauseFinding]:
+def _small_messages(run: Run, exposed: Floats, details: Exposure | None) -> Iterator[CauseFinding]:
     """Calls that take much longer than their bytes would: merged, they would pay the latency once. One
     finding for each operation that has many."""
-    run, judged_steps = judged.run, slice(judged.num_warmup, None)
-    for facts in small_calls(judged):
+    for facts in small_calls(run):
         op = str(facts["op"])
         names = [f"{name}.{op}" for name in ("comm_ms", "exposed_ms", "bytes")]
         if not set(names) <= run.metrics.keys():
             continue
-        comm, bare, size = (positive(run.metrics[name][:, judged_steps]).mean(axis=0) for name in names)
+        comm, bare, size = (positive(run.values(name)).mean(axis=0) for name in names)
         # The large calls of the operation have their time.
-        ideal_ms = size * busbw_factor(op, _num_ranks(judged, op)) / float(facts["best"]) / 1e6  # type: ignore[arg-type]
+        ideal_ms = size * busbw_factor(op, _num_ranks(run, op)) / float(facts["best"]) / 1e6  # type: ignore[arg-type]
         latency_share = np.clip(1 - ideal_ms / np.maximum(comm, 1e-9), 0.0, 1.0)
         merged = float(facts["merged"]) / float(facts["count"])  # type: ignore[arg-type]
         saved = np.minimum(bare, exposed) * latency_share * (1 - merged)
         per_call = float(saved.mean()) / float(facts["count"])  # type: ignore[arg-type]
-        origin = _origin(judged, details, op, of_small=True)
+        origin = _origin(run, details, op, of_small=True)
         facts |= {"per_call_ms": per_call, "origin": origin}
         if origin == "program":
-            facts |= _own_calls(judged, op)
+            facts |= _own_calls(run, op)
         yield CauseFinding("small_messages", saved, MOVING, facts=facts)
 
 
-def _own_calls(judged: JudgedRun, op: str) -> dict[str, object]:
+def _own_calls(judged: Run, op: str) -> dict[str, object]:
     """Number and size of the small calls that no library issues, where someone looked: the mean of all small
     ones has the last buckets of gradients in it."""
     own = [row for row in sites_of(judged) if row.op == op and not row.moves.startswith("gradients, bucket")]
@@ -287,17 +284,16 @@ def _own_calls(judged: JudgedRun, op: str) -> dict[str, object]:
     return {"count": count, "bytes": size / count, "total_bytes": size} if count >= MANY_CALLS else {}
 
 
-def _is_every_gradient(judged: JudgedRun) -> bool:
+def _is_every_gradient(judged: Run) -> bool:
     """The program itself reduces about as many tensors in a step as its optimizer updates."""
-    num = num_parameters(judged.run.run)
+    num = num_parameters(judged.record)
     calls = judged.mean_of("count.all_reduce") or 0.0
     return num >= MANY_CALLS and abs(calls - num) <= ABOUT * num
 
 
-def _bubble(judged: JudgedRun, exposed: Floats, taken: dict[str, Floats]) -> CauseFinding | None:
+def _bubble(run: Run, exposed: Floats, taken: dict[str, Floats]) -> CauseFinding | None:
     """Sends and receives that take longer than their bytes would: they wait for a neighbour in a pipeline."""
-    run, judged_steps = judged.run, slice(judged.num_warmup, None)
-    best = _best_busbw(judged)
+    best = _best_busbw(run)
     waited = np.zeros_like(exposed)
     facts: dict[str, object] = {"best": best}
     longest = 0.0
@@ -305,7 +301,7 @@ def _bubble(judged: JudgedRun, exposed: Floats, taken: dict[str, Floats]) -> Cau
         names = [f"{name}.{op}" for name in ("comm_ms", "exposed_ms", "bytes")]
         if not set(names) <= run.metrics.keys():
             continue
-        comm, bare, size = (positive(run.metrics[name][:, judged_steps]).mean(axis=0) for name in names)
+        comm, bare, size = (positive(run.values(name)).mean(axis=0) for name in names)
         ideal_ms = size / best / 1e6
         bare = np.maximum(bare - taken.get(op, 0.0), 0.0)
         waited += bare * np.clip(1 - ideal_ms / np.maximum(comm, 1e-9), 0.0, 1.0)
@@ -315,28 +311,25 @@ def _bubble(judged: JudgedRun, exposed: Floats, taken: dict[str, Floats]) -> Cau
     return CauseFinding("bubble", np.minimum(waited, exposed), MOVING, facts=facts) if longest else None
 
 
-def _best_busbw(judged: JudgedRun) -> float:
-    rates = [row.busbw_gb_s for row in judged.collectives if row.busbw_gb_s is not None]
+def _best_busbw(judged: Run) -> float:
+    rates = [row.busbw_gb_s for row in judged.collective_rows if row.busbw_gb_s is not None]
     return max([SLOWEST_LINK_GB_S, *rates])
 
 
-def _num_ranks(judged: JudgedRun, op: str) -> int:
-    sizes = [row.num_ranks for row in judged.collectives if row.op == op and row.num_ranks]
-    return max(sizes, default=len(judged.run.ranks))
+def _num_ranks(judged: Run, op: str) -> int:
+    sizes = [row.num_ranks for row in judged.collective_rows if row.op == op and row.num_ranks]
+    return max(sizes, default=len(judged.ranks))
 
 
-def _no_prefetch(
-    judged: JudgedRun, parts: Parts, exposed: Floats, taken: dict[str, Floats]
-) -> CauseFinding | None:
+def _no_prefetch(run: Run, parts: Parts, exposed: Floats, taken: dict[str, Floats]) -> CauseFinding | None:
     """Gathers that nothing hides, though there is as much compute as they take."""
-    run, judged_steps = judged.run, slice(judged.num_warmup, None)
     if not {f"{name}.all_gather" for name in ("comm_ms", "exposed_ms", "count")} <= run.metrics.keys():
         return None
-    if not gathers_parameters(judged):
+    if not gathers_parameters(run):
         return None
-    gather = positive(run.metrics["comm_ms.all_gather"][:, judged_steps]).mean(axis=0)
-    bare = positive(run.metrics["exposed_ms.all_gather"][:, judged_steps]).mean(axis=0)
-    count = float(positive(run.metrics["count.all_gather"][:, judged_steps]).mean())
+    gather = positive(run.values("comm_ms.all_gather")).mean(axis=0)
+    bare = positive(run.values("exposed_ms.all_gather")).mean(axis=0)
+    count = float(positive(run.values("count.all_gather")).mean())
     total, alone = float(gather.sum()), float(bare.sum())
     if count < MIN_GATHERS or total <= 0 or 1 - alone / total >= HIDDEN_ENOUGH:
         return None
@@ -365,7 +358,7 @@ def _shared_communicator(details: "Exposure | None", exposed: Floats) -> CauseFi
     )
 
 
-def _largest(judged: JudgedRun, details: "Exposure | None", ops: Sequence[str]) -> dict[str, object]:
+def _largest(judged: Run, details: "Exposure | None", ops: Sequence[str]) -> dict[str, object]:
     """What of these operations sticks out most, for the words."""
     facts: dict[str, object] = {"what": "communication", "op": ""}
     by_call = {} if details is None else {key: one for key, one in details.by_call.items() if key[0] in ops}
@@ -399,7 +392,7 @@ def _largest(judged: JudgedRun, details: "Exposure | None", ops: Sequence[str]) 
     return facts
 
 
-def _origin(judged: JudgedRun, details: Exposure | None, op: str, of_small: bool = False) -> str:
+def _origin(judged: Run, details: Exposure | None, op: str, of_small: bool = False) -> str:
     """What an operation is exposed longest for, or most of its small calls are for: bucket, unit, gradients
     that the program reduces itself, or program."""
     weights: dict[str, float] = defaultdict(float)
@@ -422,10 +415,9 @@ def _is_bucket(module: str) -> bool:
     return module.startswith("bucket ")
 
 
-def exposure(judged: JudgedRun) -> Exposure | None:
+def exposure(run: Run) -> Exposure | None:
     """From the first judged steps with details, of the first and the last rank."""
-    run = judged.run
-    detailed_steps = set(run.global_step[judged.num_warmup :][run.has_details[judged.num_warmup :]].tolist())
+    detailed_steps = set(run.global_step[run.judged_steps][run.has_details[run.judged_steps]].tolist())
     if not detailed_steps:
         return None
     by_call: dict[tuple[str, str, str], list[float]] = defaultdict(lambda: [0.0, 0.0, 0.0, 0.0])

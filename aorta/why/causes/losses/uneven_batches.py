@@ -7,7 +7,7 @@ import numpy as np
 from aorta.account.judge.exposed import Exposed
 from aorta.account.judge.late import ONE_RANK
 from aorta.account.metrics import WORK
-from aorta.account.model import JudgedRun
+from aorta.account.model import Run
 from aorta.account.rows import positive
 from aorta.records.schema import UNLIKE
 from aorta.why.causes.finding import ANY_CELL, CauseFinding, of_one_rank
@@ -18,11 +18,11 @@ MORE_TOKENS = 1.05
 """Of the ranks' mean, that a rank must get in the mean step where the program tells tokens."""
 
 
-def uneven_batches(judged: JudgedRun, parts: Parts, exposed: Exposed) -> Iterator[CauseFinding]:
+def uneven_batches(run: Run, parts: Parts, exposed: Exposed) -> Iterator[CauseFinding]:
     """What the longest computing rank of each step has beyond the mean of the ranks, which batches of one
     size would save, as far as the others wait for it. A clock that is held down is another cause."""
-    run, cells = judged.run, parts.account.cells
-    if not exposed.is_split or len(run.ranks) < 2 or "bytes.all_to_all" in run.metrics or not _differ(judged):
+    cells = parts.account.cells
+    if not exposed.is_split or len(run.ranks) < 2 or "bytes.all_to_all" in run.metrics or not _differ(run):
         return
     work = np.sum([cells[name] for name in ("compute", "hidden") if name in cells], axis=0)
     work = work - parts.clock_loss_ms
@@ -52,10 +52,10 @@ def uneven_batches(judged: JudgedRun, parts: Parts, exposed: Exposed) -> Iterato
     )
 
 
-def _differ(judged: JudgedRun) -> bool:
+def _differ(judged: Run) -> bool:
     """Rank 0's batches were seen to, or the program says so of the ranks' tokens."""
-    tokens = positive(judged.values(WORK)) if WORK in judged.run.metrics else np.zeros(1)
+    tokens = positive(judged.values(WORK)) if WORK in judged.metrics else np.zeros(1)
     if not tokens.any():
-        record = judged.run.run
+        record = judged.record
         return record is not None and record.not_measured.get("tokens") == UNLIKE
     return float(tokens.max(axis=0).mean()) > MORE_TOKENS * float(tokens.mean())

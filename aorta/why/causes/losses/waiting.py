@@ -22,7 +22,7 @@ from aorta.account.judge.late import (
     steps_left_out,
 )
 from aorta.account.load.rank.host import CPU, READY
-from aorta.account.model import JudgedRun
+from aorta.account.model import Run
 from aorta.account.numbers import quantity
 from aorta.account.rows import of_the_others, positive
 from aorta.why.causes.finding import ANY_CELL, WAIT, CauseFinding, Floats, of_one_rank, steps_with
@@ -80,12 +80,12 @@ ALSO_OTHERS = 0.25
 """Of what one rank's device idles for a reason, from which on the others have that reason too."""
 
 
-def unbalanced_stages(judged: JudgedRun, parts: Parts, exposed: Exposed) -> Iterator[CauseFinding]:
+def unbalanced_stages(judged: Run, parts: Parts, exposed: Exposed) -> Iterator[CauseFinding]:
     """The stage of a pipeline that computes longest, beyond the mean of the stages: what equal stages would
     take less, as far as the others are exposed meanwhile."""
-    if exposed.is_split or len(judged.run.ranks) < 2 or not has_point_to_point(judged):
+    if exposed.is_split or len(judged.ranks) < 2 or not has_point_to_point(judged):
         return
-    ranks, compute = judged.run.ranks, parts.compute_ms
+    ranks, compute = judged.ranks, parts.compute_ms
     worst = int(np.argmax(compute.mean(axis=1)))
     balanced = compute.mean(axis=0)
     others = [row for row in range(len(ranks)) if row != worst]
@@ -114,11 +114,11 @@ def _what_takes_longer(parts: Parts) -> str:
     return "compute kernels take" if parts.on_device else "code between collectives takes"
 
 
-def waiting(judged: JudgedRun, parts: Parts, exposed: Exposed) -> Iterator[CauseFinding]:
-    if not exposed.is_split or len(judged.run.ranks) < 2:
+def waiting(judged: Run, parts: Parts, exposed: Exposed) -> Iterator[CauseFinding]:
+    if not exposed.is_split or len(judged.ranks) < 2:
         return
     left = exposed.lost_to_ms
-    ranks = judged.run.ranks
+    ranks = judged.ranks
     yield from _starved_rank(judged, parts, left)
     for name, kind in PART_KINDS:
         by_rank = parts.ms_by_kind.get(name)
@@ -198,12 +198,12 @@ def locked_out_facts(ms: float) -> dict[str, object]:
     return {"op": "locked_out", "what": LOCKED_OUT, "locked_ms": ms, "part_ms": None}
 
 
-def _more_work(judged: JudgedRun) -> tuple[NDArray[np.bool_], dict[str, object]] | None:
+def _more_work(judged: Run) -> tuple[NDArray[np.bool_], dict[str, object]] | None:
     """Ranks and steps that an all_to_all gave more than the others."""
-    sizes = judged.run.metrics.get("bytes.all_to_all")
+    sizes = judged.metrics.get("bytes.all_to_all")
     if sizes is None:
         return None
-    sizes = sizes[:, judged.num_warmup :]
+    sizes = sizes[:, judged.judged_steps]
     mean = positive(sizes).mean(axis=0)
     ratio = np.divide(positive(sizes), mean, out=np.ones_like(sizes), where=mean > 0)
     is_busy = ratio > UNEQUAL
@@ -217,16 +217,15 @@ def _more_work(judged: JudgedRun) -> tuple[NDArray[np.bool_], dict[str, object]]
     }
 
 
-def _late_rank(judged: JudgedRun, parts: Parts, left: Floats) -> Iterator[CauseFinding]:
+def _late_rank(judged: Run, parts: Parts, left: Floats) -> Iterator[CauseFinding]:
     late = _late(judged, parts, left)
     if late is None:
         return  # nobody in particular: ranks vary, and no record tells why
-    worst, ranks, arrivals = late.row, judged.run.ranks, judged.run.arrivals
-    judged_steps = slice(judged.num_warmup, None)
+    worst, ranks, arrivals = late.row, judged.ranks, judged.arrivals
     facts: dict[str, object] = {}
-    if arrivals is not None and arrivals.num_judged[worst, judged_steps].any():
-        facts["num_last"] = int(arrivals.num_last[worst, judged_steps].sum())
-        facts["num_judged"] = int(arrivals.num_judged[worst, judged_steps].sum())
+    if arrivals is not None and arrivals.num_judged[worst, judged.judged_steps].any():
+        facts["num_last"] = int(arrivals.num_last[worst, judged.judged_steps].sum())
+        facts["num_judged"] = int(arrivals.num_judged[worst, judged.judged_steps].sum())
     on_core = _on_core(parts, late)
     evidence = [] if on_core is None else [on_core.text(late)]
     own = "blocked"
@@ -271,9 +270,9 @@ def _finding_of(
     )
 
 
-def _late(judged: JudgedRun, parts: Parts, lost_ms: Floats) -> Lateness | None:
+def _late(judged: Run, parts: Parts, lost_ms: Floats) -> Lateness | None:
     knows_busy = parts.on_device or parts.taken_ms is not None
-    return late_of_recorded(lost_ms, judged.run.global_step[judged.num_warmup :], knows_busy)
+    return late_of_recorded(lost_ms, judged.global_step[judged.judged_steps], knows_busy)
 
 
 def _of_rank(values: Floats, late: Lateness) -> tuple[float, float]:
@@ -381,7 +380,7 @@ def _has_more_of(parts: Parts, late: Lateness) -> tuple[str, str] | None:
     return name, f"{CELLS[name].title}: {there}, {quantity(others, 'ms')} on the others"
 
 
-def _starved_rank(judged: JudgedRun, parts: Parts, left: Floats) -> Iterator[CauseFinding]:
+def _starved_rank(judged: Run, parts: Parts, left: Floats) -> Iterator[CauseFinding]:
     """Takes from `left` what other programs cost a rank beyond what they cost all: cores that they had, while
     its thread was ready to run. A rank with more work loses more of it to them, which is its work's."""
     if parts.on_device or parts.cpu_ms is None or parts.taken_ms is None or not parts.cpu_ms.any():
@@ -395,17 +394,17 @@ def _starved_rank(judged: JudgedRun, parts: Parts, left: Floats) -> Iterator[Cau
         return
     taken_ms, others_ms = _of_rank(parts.taken_ms, late)
     facts: dict[str, object] = {"op": "starved", "taken_ms": taken_ms, "others_taken_ms": others_ms}
-    takes = of_one_rank(len(judged.run.ranks), "core_taken", *ANY_CELL)
-    yield _finding_of(late, judged.run.ranks[late.row], takes, facts, [])
+    takes = of_one_rank(len(judged.ranks), "core_taken", *ANY_CELL)
+    yield _finding_of(late, judged.ranks[late.row], takes, facts, [])
 
 
-def left_out(judged: JudgedRun) -> CauseFinding | None:
+def left_out(judged: Run) -> CauseFinding | None:
     """What each of the judged steps that were left out would be shorter by, were its late rank not late."""
     late = late_in_left_out(judged)
     if late is None:
         return _starved_in_left_out(judged)
     num, mean_ms = len(late.late_ms), float(late.late_ms.mean())
-    rank = judged.run.ranks[late.row]
+    rank = judged.ranks[late.row]
     return CauseFinding(
         "late_rank",
         late.late_ms * (late.cost_ms / mean_ms),
@@ -422,15 +421,15 @@ def left_out(judged: JudgedRun) -> CauseFinding | None:
     )
 
 
-def _starved_in_left_out(judged: JudgedRun) -> CauseFinding | None:
+def _starved_in_left_out(judged: Run) -> CauseFinding | None:
     """As _starved_rank, beyond what other programs take of the others for as much CPU time."""
-    parts, steps, ranks = judged.run.host_parts, steps_left_out(judged), judged.run.ranks
-    if judged.run.source != "host" or not {CPU, READY} <= parts.keys() or min(steps.sum(), len(ranks)) < 2:
+    parts, steps, ranks = judged.host_parts, steps_left_out(judged), judged.ranks
+    if judged.source != "host" or not {CPU, READY} <= parts.keys() or min(steps.sum(), len(ranks)) < 2:
         return None
-    cpu, taken = (np.nan_to_num(parts[name][:, judged.num_warmup :])[:, steps] for name in (CPU, READY))
+    cpu, taken = (np.nan_to_num(parts[name][:, judged.judged_steps])[:, steps] for name in (CPU, READY))
     ratio = of_the_others(taken).mean(axis=1) / np.maximum(of_the_others(cpu).mean(axis=1), 1e-9)
     beyond = positive(taken - ratio[:, None] * cpu)
-    late = late_of_recorded(beyond, judged.run.global_step[judged.num_warmup :][steps], knows_busy=True)
+    late = late_of_recorded(beyond, judged.global_step[judged.judged_steps][steps], knows_busy=True)
     if late is None:
         return None
     taken_ms, others_ms = _of_rank(taken, late)
