@@ -509,17 +509,24 @@ def _counted(model: Module, args: Any, named: Any, needs_gradient: bool = True) 
 
 @contextmanager
 def _without_autocast(watched: "_Watched") -> Iterator[None]:
-    """A copy needs no casts, and torch knows none on its device: contexts of autocast are only counted."""
+    """A copy needs no casts, and torch knows none on its device: contexts of autocast are only counted, those
+    of this thread."""
     former = {name: vars(torch.autocast)[name] for name in ("__init__", "__enter__", "__exit__")}
+    counting = threading.get_ident()
 
     def init(context: Any, device_type: str, *args: Any, **named: Any) -> None:
-        former["__init__"](context, "cpu" if device_type == "meta" else device_type, *args, **named)
+        is_copy = device_type == "meta" and threading.get_ident() == counting
+        former["__init__"](context, "cpu" if is_copy else device_type, *args, **named)
 
     def enter(context: Any) -> Any:
+        if threading.get_ident() != counting:
+            return former["__enter__"](context)
         watched.num_off += not context._enabled
         return context
 
-    def leave(context: Any, *_: Any) -> None:
+    def leave(context: Any, *error: Any) -> Any:
+        if threading.get_ident() != counting:
+            return former["__exit__"](context, *error)
         watched.num_off -= not context._enabled
 
     try:

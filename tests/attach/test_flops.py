@@ -1,6 +1,7 @@
 """FLOPs of a step that torch counts on a copy without data, beside counts by hand."""
 
 import random
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 from weakref import ref
 
@@ -238,7 +239,7 @@ def test_what_a_backward_pass_calls_again_is_no_call_of_the_step():
     again = 2 * B * S * LAYERS * 8 * D * D + LAYERS * 4 * B * S * S * D
     work = calls.work
     assert (work.again, work.flops) == (again, OF_DECODER + again)
-    assert work.again_at.text == "Decoder.forward(), test_flops.py:51"
+    assert work.again_at.text == "Decoder.forward(), test_flops.py:52"
 
 
 class Probe(nn.Module):
@@ -329,6 +330,28 @@ def test_products_outside_of_autocast_have_their_line():
     assert work.fp32_at.function == "FullPrecisionHead.forward"
     with torch.autocast("cpu", torch.bfloat16):
         assert model.head(x).dtype == torch.bfloat16
+
+
+def test_autocast_of_other_threads_goes_on_while_work_is_counted():
+    other, context, told = ThreadPoolExecutor(1), torch.autocast("cpu"), []
+
+    class Beside(FullPrecisionHead):
+        def forward(self, x):
+            if x.is_meta:  # it is counted
+                other.submit(lambda: (context.__exit__(None, None, None), use())).result()
+            return super().forward(x)
+
+    def use():
+        told.append(torch.is_autocast_enabled("cpu"))
+        with torch.autocast("cpu"):
+            told.append(torch.is_autocast_enabled("cpu"))
+
+    other.submit(context.__enter__).result()
+    model, x = Beside(), torch.zeros(S, D)
+    work = worked(model, torch.optim.SGD(model.parameters(), 0.1), lambda: model(x))
+    other.submit(use).result()
+    assert told == [False, True] * 2
+    assert work.fp32 == PRODUCT
 
 
 def test_copies_that_lines_of_the_program_ask_for():
