@@ -297,6 +297,40 @@ def peak_memory(placement: Any, seeks: bool) -> tuple[int, int]:
         return without, peak(recorded)
 
 
+def device_memory_growth(placement: Any) -> dict[str, int]:
+    """Bytes of the device that are in use beside those of 20 steps without the instrument: in the first and
+    in the sixtieth recorded step, and what of the latter torch's allocator has. Of all its processes.
+    """
+    model = DistributedDataParallel(
+        nn.Sequential(*(nn.Linear(64, 64) for _ in range(100))).cuda(), bucket_cap_mb=0.05
+    )
+    optimizer = torch.optim.AdamW(model.parameters(), foreach=False)
+
+    def step() -> None:
+        model(ones(64 * 64).view(64, 64)).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    def used() -> int:
+        torch.cuda.synchronize()
+        free, total = torch.cuda.mem_get_info()
+        return total - free
+
+    for _ in range(20):
+        step()
+    before, reserved, growth = used(), torch.cuda.memory_reserved(), {}
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        aorta.instrument(folder, placement=placement, kernels="on") as recorder,
+    ):
+        for number in range(1, 61):
+            with recorder.step():
+                step()
+            if number in (1, 60):
+                growth[f"step {number}"] = used() - before
+    return growth | {"reserved": torch.cuda.memory_reserved() - reserved}
+
+
 def the_groups_stream(num_streams_before: int) -> tuple[bool, int, list[float]]:
     """Many asynchronous collectives behind work; whether their group's stream was found, how far torch's turn
     of streams moved, and by how many ms the ends marked on it differ from a stream's that waits."""

@@ -75,6 +75,16 @@ def test_peak_memory_is_that_without_the_instrument(placement, seeks):
         assert recorded <= 1.01 * without
 
 
+@placements
+def test_recording_takes_16_MB_of_the_device_at_most(placement):
+    """Of all its processes: one beside this test may take some meanwhile, so it has three trials."""
+    for _ in range(3):
+        growth = [ranks["step 60"] for ranks in on_two_gpus(nccl_ranks.device_memory_growth, placement)]
+        if max(map(abs, growth)) <= 16e6:
+            return
+    raise AssertionError(growth)
+
+
 def test_the_stream_of_a_groups_collectives_is_found():
     for found, turn, later_ms in on_two_gpus(nccl_ranks.the_groups_stream, 3):
         assert found
