@@ -10,7 +10,6 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -18,8 +17,9 @@ from aorta.errors import TraceError
 from aorta.processes import no_garbage_collection
 from aorta.timeline.types import Kind
 from aorta.traces.classify import COMM_RULES, COMMUNICATION, COPY, CommRule, classifier, kernel_class
-from aorta.traces.files import read_bytes, unpack
+from aorta.traces.files import read_bytes
 from aorta.traces.kineto import CATEGORIES, EARLIER_CATEGORIES, LAUNCH_CATEGORIES
+from aorta.traces.kineto_file import TensorArgs, TensorEvent, decode
 from aorta.traces.model import RankTrace, TraceCollective
 from aorta.traces.sniff import read_member
 from aorta.traces.sources import Reading, Source
@@ -183,28 +183,6 @@ def _launchers_of_rank(source: Source, rank: int) -> tuple[dict[int | str, Launc
         return {}, None  # JAX's traces have no operators of torch
 
 
-class _LaunchArgs(msgspec.Struct, gc=False):
-    correlation: int | str | None = None
-    dims: Any = msgspec.field(name="Input Dims", default=None)
-    types: Any = msgspec.field(name="Input type", default=None)
-    strides: Any = msgspec.field(name="Input Strides", default=None)
-
-
-class _Event(msgspec.Struct, gc=False):
-    ph: str = ""
-    cat: str | None = None
-    name: str = ""
-    ts: int | float = 0
-    dur: int | float | None = None
-    pid: int | str | None = None
-    tid: int | str | None = None
-    args: _LaunchArgs | None = None
-
-
-class _Trace(msgspec.Struct):
-    events: list[_Event] = msgspec.field(name="traceEvents")
-
-
 def _launchers(data: bytes, location: str) -> tuple[dict[int | str, LaunchedBy], LaunchQueue | None]:
     """Operator and module of each launch, by correlation id, empty where the trace has no operators; and the
     queue of launches.
@@ -212,11 +190,8 @@ def _launchers(data: bytes, location: str) -> tuple[dict[int | str, LaunchedBy],
     Raises TraceError where the bytes are no Kineto trace.
     """
     with no_garbage_collection():
-        try:
-            events = msgspec.json.decode(unpack(data, location), type=_Trace, strict=False).events
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-            raise TraceError(f"{location} is not a readable Kineto trace: {error}") from error
-        threads: dict[Any, tuple[list[_Event], list[_Event]]] = defaultdict(lambda: ([], []))
+        events = decode(data, location, TensorArgs).events
+        threads: dict[Any, tuple[list[TensorEvent], list[TensorEvent]]] = defaultdict(lambda: ([], []))
         device_work = {
             e.args.correlation: e
             for e in events
@@ -237,7 +212,7 @@ def _launchers(data: bytes, location: str) -> tuple[dict[int | str, LaunchedBy],
         return launched, _queue([e for _, launches in threads.values() for e in launches], device_work)
 
 
-def _queue(launches: Sequence[_Event], device_work: Mapping[Any, _Event]) -> LaunchQueue | None:
+def _queue(launches: Sequence[TensorEvent], device_work: Mapping[Any, TensorEvent]) -> LaunchQueue | None:
     done = [device_work[e.args.correlation] for e in launches if e.args is not None]
     if not done:
         return None
@@ -255,14 +230,14 @@ def _queue(launches: Sequence[_Event], device_work: Mapping[Any, _Event]) -> Lau
 
 
 def _of_thread(
-    ranges: Sequence[_Event], launches: Sequence[_Event]
+    ranges: Sequence[TensorEvent], launches: Sequence[TensorEvent]
 ) -> Iterable[tuple[int | str, LaunchedBy]]:
     """Launches of a thread, each with the innermost operator and module around it.
 
     Ranges of a thread nest, so the open ones at a launch are a stack.
     """
     ranges = sorted(ranges, key=lambda e: (e.ts, -(e.dur or 0)))
-    open_ranges: list[_Event] = []
+    open_ranges: list[TensorEvent] = []
     number = 0
     for launch in sorted(launches, key=lambda e: e.ts):
         while number < len(ranges) and ranges[number].ts <= launch.ts:
@@ -286,11 +261,11 @@ def _of_thread(
             )
 
 
-def _end(event: _Event) -> float:
+def _end(event: TensorEvent) -> float:
     return event.ts + (event.dur or 0)
 
 
-def _tensors(args: _LaunchArgs) -> dict[str, str]:
+def _tensors(args: TensorArgs) -> dict[str, str]:
     """Of an operator's inputs that are tensors: shapes as '64x128, 128x256', types, which repeat a value."""
     dims, types, strides = (
         value if isinstance(value, list) else [] for value in (args.dims, args.types, args.strides)

@@ -101,7 +101,7 @@ def parse_kineto(
 ) -> RankTrace:
     """read_kineto of bytes; location names them in errors. Traces that JAX wrote are read too."""
     with no_garbage_collection():
-        trace = decode(data, location)
+        trace = decode(data, location, Args)
         if not any(e.cat in CATEGORIES or e.cat in EARLIER_CATEGORIES for e in trace.events):
             jax_trace = parse_jax(data, location, rules=rules, device_index=device_index)
             if jax_trace is not None:
@@ -111,7 +111,7 @@ def parse_kineto(
 
 
 def rank_trace(
-    trace: Trace,
+    trace: Trace[Args],
     location: str,
     *,
     rules: Sequence[CommRule] = COMM_RULES,
@@ -133,7 +133,9 @@ def rank_trace(
     )
 
 
-def _activities(trace: Trace, location: str, classifier: Classifier) -> tuple[Activities, int, str | None]:
+def _activities(
+    trace: Trace[Args], location: str, classifier: Classifier
+) -> tuple[Activities, int, str | None]:
     """Device activities as columns, the rank, and the device's name."""
     by_category = _by_category(trace.events)
     activities = [e for e in trace.events if e.cat in CATEGORIES]
@@ -333,7 +335,7 @@ def _marks(ranges: list[KinetoEvent], processes: dict[Any, int], location: str) 
     )
 
 
-def _device_name(trace: Trace, args: list[Args]) -> str | None:
+def _device_name(trace: Trace[Args], args: list[Args]) -> str | None:
     """The device's name by its number; ROCm's kernels have another one, which counts the CPUs as well."""
     device = next((a.device for a in args if a.device is not None), None)
     names = {str(row["name"]) for row in trace.devices if row.get("name")}
@@ -343,7 +345,7 @@ def _device_name(trace: Trace, args: list[Args]) -> str | None:
     return named.pop() if len(named) == 1 else None
 
 
-def _versions(trace: Trace) -> dict[str, str]:
+def _versions(trace: Trace[Args]) -> dict[str, str]:
     versions = {
         "nccl": trace.distributed.nccl_version if trace.distributed else None,
         "cuda_runtime": trace.cuda_runtime_version,
@@ -356,7 +358,7 @@ def _versions(trace: Trace) -> dict[str, str]:
 
 def _add_metadata(
     work: Activities,
-    trace: Trace,
+    trace: Trace[Args],
     special: list[KinetoEvent],
     activities: list[KinetoEvent],
     launch_of: list[KinetoEvent | None],
@@ -437,7 +439,7 @@ class _GroupRow(msgspec.Struct):
     ranks: list[int] = []
 
 
-def _world_size(trace: Trace) -> int | None:
+def _world_size(trace: Trace[Args]) -> int | None:
     """Ranks of the job by the header, else of the largest group that a collective's metadata tells."""
     if trace.distributed is not None and trace.distributed.world_size is not None:
         return trace.distributed.world_size

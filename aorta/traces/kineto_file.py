@@ -1,12 +1,13 @@
 """Decodes a Kineto file: the few fields that are used, into typed events, and its clock into nanoseconds.
 
-decode is for timelines (kineto.py); decode_for_graph also has what a dependency graph needs
-(aorta.why.replay).
+Who reads it says which arguments of events it needs: Args for a timeline (kineto.py), GraphArgs for a
+dependency graph (aorta.why.replay, aorta.programs.lint), TensorArgs for operators (inventory.py).
 """
 
 import re
 from collections.abc import Iterable, Sequence
-from typing import Any, Union
+from functools import cache
+from typing import Any, Generic, TypeVar, Union
 
 import msgspec
 import numpy as np
@@ -35,18 +36,6 @@ class Args(msgspec.Struct, gc=False):  # a trace has 1e5 of them, and no cycles
     external_id_2021: int | str | None = msgspec.field(name="external id", default=None)
 
 
-class KinetoEvent(msgspec.Struct, gc=False, tag_field="ph", tag="X"):
-    """A complete event: one with a duration. The other phases tell nothing that is used."""
-
-    cat: str | None = None
-    name: str = ""
-    pid: int | str | None = None
-    tid: int | str | None = None
-    ts: int | float = 0
-    dur: int | float | None = None
-    args: Args | None = None
-
-
 class GraphArgs(Args, gc=False):
     """Args, and what a dependency graph needs beside a timeline."""
 
@@ -57,13 +46,30 @@ class GraphArgs(Args, gc=False):
     recorded: Any = msgspec.field(name="wait_on_cuda_event_record_corr_id", default=None)
 
 
-class GraphEvent(KinetoEvent, gc=False, tag_field="ph", tag="X"):
-    """A complete event with GraphArgs."""
+class TensorArgs(Args, gc=False):
+    """Args, and what operators tell of their inputs."""
 
-    args: GraphArgs | None = None
+    dims: Any = msgspec.field(name="Input Dims", default=None)
+    types: Any = msgspec.field(name="Input type", default=None)
+    strides: Any = msgspec.field(name="Input Strides", default=None)
 
 
-class Begin(msgspec.Struct, gc=False, tag_field="ph", tag="B"):
+A = TypeVar("A", bound=Args, covariant=True)
+
+
+class Event(msgspec.Struct, Generic[A], gc=False, tag_field="ph", tag="X"):
+    """A complete event: one with a duration. The other phases tell nothing that is used."""
+
+    cat: str | None = None
+    name: str = ""
+    pid: int | str | None = None
+    tid: int | str | None = None
+    ts: int | float = 0
+    dur: int | float | None = None
+    args: A | None = None
+
+
+class Begin(msgspec.Struct, Generic[A], gc=False, tag_field="ph", tag="B"):
     """First half of a complete event; the next End of the same thread that is not taken is the second."""
 
     cat: str | None = None
@@ -71,7 +77,7 @@ class Begin(msgspec.Struct, gc=False, tag_field="ph", tag="B"):
     pid: int | str | None = None
     tid: int | str | None = None
     ts: int | float = 0
-    args: Args | None = None
+    args: A | None = None
 
 
 class End(msgspec.Struct, gc=False, tag_field="ph", tag="E"):
@@ -80,7 +86,7 @@ class End(msgspec.Struct, gc=False, tag_field="ph", tag="E"):
     ts: int | float = 0
 
 
-OTHER_PHASES = (Begin, End, *(
+OTHER_PHASES = (Begin[A], End, *(  # type: ignore[valid-type]
     msgspec.defstruct(f"Phase_{phase}", [], tag_field="ph", tag=phase, gc=False)
     for phase in ("i", "I", "C", "b", "n", "e", "s", "t", "f", "P", "N", "O", "D", "M", "V", "v",
                   "R", "c", "(", ")")
@@ -88,7 +94,7 @@ OTHER_PHASES = (Begin, End, *(
 """Begin, End, and an empty struct for each other phase: nothing of those events is built."""
 
 
-class AnyEvent(msgspec.Struct, gc=False):
+class AnyEvent(msgspec.Struct, Generic[A], gc=False):
     """An event of a file that has events without a phase, or with one that Chrome does not know."""
 
     ph: str = ""
@@ -98,11 +104,12 @@ class AnyEvent(msgspec.Struct, gc=False):
     tid: int | str | None = None
     ts: int | float = 0
     dur: int | float | None = None
-    args: Args | None = None
+    args: A | None = None
 
 
-class AnyGraphEvent(AnyEvent, gc=False):
-    args: GraphArgs | None = None
+KinetoEvent = Event[Args]
+GraphEvent = Event[GraphArgs]
+TensorEvent = Event[TensorArgs]
 
 
 class Distributed(msgspec.Struct):
@@ -112,8 +119,8 @@ class Distributed(msgspec.Struct):
     nccl_version: Any = None
 
 
-class Trace(msgspec.Struct):
-    events: list[Union[(KinetoEvent, *OTHER_PHASES)]] = msgspec.field(name="traceEvents")  # type: ignore[valid-type]
+class Trace(msgspec.Struct, Generic[A]):
+    events: list[Union[(Event[A], *OTHER_PHASES)]] = msgspec.field(name="traceEvents")  # type: ignore[valid-type]
     base_ns: int | None = msgspec.field(name="baseTimeNanoseconds", default=None)
     distributed: Distributed | None = msgspec.field(name="distributedInfo", default=None)
     devices: list[dict[str, Any]] = msgspec.field(name="deviceProperties", default_factory=list)
@@ -123,79 +130,63 @@ class Trace(msgspec.Struct):
     hip_driver_version: Any = None
 
 
-class GraphTrace(Trace):
-    """A Trace whose events have GraphArgs."""
-
-    events: list[Union[(GraphEvent, *OTHER_PHASES)]] = msgspec.field(name="traceEvents")  # type: ignore[valid-type]
-
-
-class AnyTrace(msgspec.Struct):
-    events: list[AnyEvent] = msgspec.field(name="traceEvents")
+class AnyTrace(msgspec.Struct, Generic[A]):
+    events: list[AnyEvent[A]] = msgspec.field(name="traceEvents")
     base_ns: int | None = msgspec.field(name="baseTimeNanoseconds", default=None)
     distributed: Distributed | None = msgspec.field(name="distributedInfo", default=None)
     devices: list[dict[str, Any]] = msgspec.field(name="deviceProperties", default_factory=list)
 
 
-class AnyGraphTrace(AnyTrace):
-    events: list[AnyGraphEvent] = msgspec.field(name="traceEvents")  # type: ignore[assignment]
-
-
-_DECODER = msgspec.json.Decoder(Trace)
-_GRAPH_DECODER = msgspec.json.Decoder(GraphTrace)
 NOT_A_NUMBER = re.compile(rb'"(?:[^"\\]|\\.)*"|NaN|-?Infinity')
 """Strings, which stay, and numbers that Python's json writes though JSON has none of them, which become
 null."""
 
 
-def decode(data: bytes, location: str) -> Trace:
-    """Trace whose events are complete ones alone; pairs of begin and end are made complete."""
-    return _complete(data, location, False)
-
-
-def decode_for_graph(data: bytes, location: str) -> GraphTrace:
-    """decode, with GraphArgs."""
-    return _complete(data, location, True)  # type: ignore[return-value]
-
-
-def _complete(data: bytes, location: str, for_graph: bool) -> Trace:
+def decode(data: bytes, location: str, args: type[A]) -> Trace[A]:
+    """Trace whose events are complete ones alone, with these arguments; pairs of begin and end are made
+    complete. Raises TraceError where the bytes are no Kineto trace."""
     data = data.rstrip(b"\0 \t\r\n")  # what a full disk or a preallocated file leaves
     try:
-        trace = _decode(data, for_graph)
+        trace = _decode(data, args)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         text = str(error)
         if "traceEvents" in text and "missing" in text:
             raise TraceError(f"{location} is JSON but not a Kineto trace: it has no traceEvents") from error
         raise TraceError(f"{location} is not a readable Kineto trace: {text}") from error
     kinds = list(map(type, trace.events))
-    complete = GraphEvent if for_graph else KinetoEvent
-    paired = _paired(trace.events, complete) if Begin in kinds else []
-    trace.events = [e for e, kind in zip(trace.events, kinds, strict=True) if kind is complete] + paired
+    paired: list[Event[A]] = _paired(trace.events) if Begin in kinds else []
+    trace.events = [e for e, kind in zip(trace.events, kinds, strict=True) if kind is Event] + paired
     return trace
 
 
-def _decode(data: bytes, for_graph: bool) -> Trace:
-    decoder: msgspec.json.Decoder[Any] = _GRAPH_DECODER if for_graph else _DECODER
+@cache
+def _decoder(args: type[A]) -> "msgspec.json.Decoder[Trace[A]]":
+    return msgspec.json.Decoder(Trace[args])  # type: ignore[valid-type]
+
+
+def _decode(data: bytes, args: type[A]) -> Trace[A]:
+    decoder = _decoder(args)
     try:
-        return decoder.decode(data)  # type: ignore[no-any-return]
+        return decoder.decode(data)
     except msgspec.ValidationError:
-        return _decode_any(data, for_graph)
+        return _decode_any(data, args)
     except msgspec.DecodeError:
         if b"NaN" not in data and b"Infinity" not in data:
             raise
     data = NOT_A_NUMBER.sub(lambda match: match[0] if match[0][:1] == b'"' else b"null", data)
     try:
-        return decoder.decode(data)  # type: ignore[no-any-return]
+        return decoder.decode(data)
     except msgspec.ValidationError:
-        return _decode_any(data, for_graph)
+        return _decode_any(data, args)
 
 
-def _paired(events: Iterable[Any], complete: type[KinetoEvent]) -> list[KinetoEvent]:
+def _paired(events: Iterable[Any]) -> list[Event[A]]:
     """Begins with their ends, which nest in a thread. A begin without an end has no duration."""
-    open_events: dict[tuple[Any, Any], list[KinetoEvent]] = {}
-    paired: list[KinetoEvent] = []
+    open_events: dict[tuple[Any, Any], list[Event[A]]] = {}
+    paired: list[Event[A]] = []
     for e in events:
         if type(e) is Begin:
-            event = complete(cat=e.cat, name=e.name, pid=e.pid, tid=e.tid, ts=e.ts, args=e.args)
+            event = Event(cat=e.cat, name=e.name, pid=e.pid, tid=e.tid, ts=e.ts, args=e.args)
             open_events.setdefault((e.pid, e.tid), []).append(event)
             paired.append(event)
         elif type(e) is End and open_events.get((e.pid, e.tid)):
@@ -204,16 +195,15 @@ def _paired(events: Iterable[Any], complete: type[KinetoEvent]) -> list[KinetoEv
     return paired
 
 
-def _decode_any(data: bytes, for_graph: bool) -> Trace:
-    loose: AnyTrace = msgspec.json.decode(data, type=AnyGraphTrace if for_graph else AnyTrace)
-    kinds: dict[str, Any] = {"X": GraphEvent if for_graph else KinetoEvent, "B": Begin, "E": End}
+def _decode_any(data: bytes, args: type[A]) -> Trace[A]:
+    loose: AnyTrace[A] = msgspec.json.decode(data, type=AnyTrace[args])  # type: ignore[valid-type]
+    kinds: dict[str, Any] = {"X": Event, "B": Begin, "E": End}
     events = []
     for e in loose.events:
         if e.ph in kinds:
             values = {name: getattr(e, name) for name in kinds[e.ph].__struct_fields__}
             events.append(kinds[e.ph](**values))
-    kind = GraphTrace if for_graph else Trace
-    return kind(events=events, base_ns=loose.base_ns, distributed=loose.distributed, devices=loose.devices)
+    return Trace(events=events, base_ns=loose.base_ns, distributed=loose.distributed, devices=loose.devices)
 
 
 def nanoseconds(microseconds: Sequence[int | float], location: str) -> NDArray[np.int64]:

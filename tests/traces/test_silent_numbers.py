@@ -172,13 +172,13 @@ def test_what_is_no_number_in_an_unused_field_does_not_matter():
         {"traceEvents": [kernel(0, 10, name="a: NaN, b", nice=float("nan"), most=float("-inf"))]}
     )
     assert "NaN" in data
-    trace = kineto_file.decode(data.encode(), "t.json")
+    trace = kineto_file.decode(data.encode(), "t.json", kineto_file.Args)
     assert trace.events[0].dur == 10
     assert trace.events[0].name == "a: NaN, b"
 
 
 def test_a_tail_of_nul_is_no_damage():
-    assert kineto_file.decode(kineto() + b"\0" * 4096, "t.json").events
+    assert kineto_file.decode(kineto() + b"\0" * 4096, "t.json", kineto_file.Args).events
 
 
 def test_a_step_that_is_marked_twice_is_one():

@@ -8,35 +8,15 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
-from aorta.errors import NOT_JSON
 from aorta.programs.language.expr import HostProgramError
 from aorta.programs.language.graph import Graph, Node, Why
 from aorta.traces.classify import COMM_RULES, Classifier, CommRule
 from aorta.traces.files import read_bytes
+from aorta.traces.kineto_file import GraphArgs, GraphEvent, decode
 
 WORK = frozenset(("kernel", "gpu_memcpy", "gpu_memset"))
 SYNC = "cuda_sync"
 STREAM_WAIT, EVENT_SYNC, STREAM_SYNC = "Stream Wait Event", "Event Sync", "Stream Sync"
-
-
-class _Args(msgspec.Struct, gc=False):
-    correlation: Any = None
-    stream: Any = None
-    wait_on_stream: Any = None
-    recorded: Any = msgspec.field(name="wait_on_cuda_event_record_corr_id", default=None)
-
-
-class _Event(msgspec.Struct, gc=False):
-    ph: Any = None
-    cat: Any = None
-    name: Any = ""
-    args: Any = None
-
-
-class _Trace(msgspec.Struct):
-    events: list[_Event] = msgspec.field(name="traceEvents")
 
 
 def trace_graph(path: Path | str, rules: Sequence[CommRule] = COMM_RULES) -> Graph:
@@ -44,10 +24,7 @@ def trace_graph(path: Path | str, rules: Sequence[CommRule] = COMM_RULES) -> Gra
 
     Raises HostProgramError for a trace without synchronisation events, and TraceError for no trace.
     """
-    try:
-        events = msgspec.json.decode(read_bytes(path), type=_Trace).events
-    except NOT_JSON as error:
-        raise HostProgramError(f"{path} is not a Kineto trace: {error}") from None
+    events = decode(read_bytes(path), str(path), GraphArgs).events
     work = list(_calls(event for event in events if event.cat in WORK))
     syncs = list(_calls(event for event in events if event.cat == SYNC))
     if not work:
@@ -59,16 +36,11 @@ def trace_graph(path: Path | str, rules: Sequence[CommRule] = COMM_RULES) -> Gra
     return _Builder(work, syncs, rules).build()
 
 
-def _calls(events: Iterable[_Event]) -> Iterable[tuple[int, str, _Args]]:
+def _calls(events: Iterable[GraphEvent]) -> Iterable[tuple[int, str, GraphArgs]]:
     """Events as (correlation, name, arguments); those without a correlation cannot be placed."""
     for event in events:
-        try:
-            args = msgspec.convert(event.args, _Args)
-        except msgspec.ValidationError:
-            continue
-        correlation = _integer(args.correlation)
-        if correlation is not None:
-            yield correlation, str(event.name), args
+        if event.args is not None and (correlation := _integer(event.args.correlation)) is not None:
+            yield correlation, event.name, event.args
 
 
 def _integer(value: Any) -> int | None:
@@ -83,8 +55,8 @@ class _Builder:
 
     def __init__(
         self,
-        work: list[tuple[int, str, _Args]],
-        syncs: list[tuple[int, str, _Args]],
+        work: list[tuple[int, str, GraphArgs]],
+        syncs: list[tuple[int, str, GraphArgs]],
         rules: Sequence[CommRule],
     ) -> None:
         self.work, self.syncs = work, syncs
@@ -114,7 +86,7 @@ class _Builder:
         issued += [(correlation, 1, name, args) for correlation, name, args in self.syncs]
         issued += [(correlation, 2, name, args) for correlation, name, args in self.work]
         for correlation, kind, name, detail in sorted(issued, key=lambda row: row[:2]):
-            if isinstance(detail, _Args):
+            if isinstance(detail, GraphArgs):
                 self.sync(name, detail) if kind == 1 else self.operation(name, detail)
             else:
                 self.records[correlation] = self.append(Node("record", str(detail)))
@@ -125,11 +97,11 @@ class _Builder:
             )
         return self.graph
 
-    def operation(self, name: str, args: _Args) -> None:
+    def operation(self, name: str, args: GraphArgs) -> None:
         is_comm = self.classifier.comm_op(name) is not None
         self.append(Node(name, str(args.stream), is_data=True, is_communication=is_comm))
 
-    def sync(self, name: str, args: _Args) -> None:
+    def sync(self, name: str, args: GraphArgs) -> None:
         if name == STREAM_WAIT:
             recorded = self.records.get(_integer(args.recorded) or -1)
             self.num_unknown += recorded is None

@@ -13,7 +13,7 @@ from aorta.traces.classify import COMM_RULES, Classifier, CommRule, classifier
 from aorta.traces.files import read_bytes
 from aorta.traces.host_calls import is_mark, step_marks
 from aorta.traces.kineto import CATEGORIES, LAUNCH_CATEGORIES, rank_trace
-from aorta.traces.kineto_file import GraphEvent, GraphTrace, decode_for_graph, nanoseconds
+from aorta.traces.kineto_file import GraphArgs, GraphEvent, Trace, decode, nanoseconds
 from aorta.traces.model import NS_PER_MS, RankTrace, rank_calls
 from aorta.traces.sniff import read_member
 from aorta.traces.sources import TraceFile, open_source
@@ -54,7 +54,7 @@ def steps_of(
     for rank, file in sorted(files.items()):
         data = read_member(Path(file.paths[0]), file.member) if file.member else read_bytes(file.paths[0])
         with no_garbage_collection():
-            decoded = decode_for_graph(data, file.name)
+            decoded = decode(data, file.name, GraphArgs)
             trace = rank_trace(decoded, file.name, rules=rules)
             timeline = trace.timeline  # computed here, where garbage is not collected: it makes many objects
             activity = read_activity(decoded, file.name, trace, rules)
@@ -101,7 +101,7 @@ def steps(graph: TraceGraph) -> list[StepGraph]:
 
 
 def read_activity(
-    decoded: GraphTrace, source: str, trace: RankTrace, rules: Sequence[CommRule] = COMM_RULES
+    decoded: Trace[GraphArgs], source: str, trace: RankTrace, rules: Sequence[CommRule] = COMM_RULES
 ) -> RankActivity:
     """The activity of the rank whose trace, made of the same events, is `trace`.
 
