@@ -36,9 +36,6 @@ class RareOption(click.Option):
         super().__init__(*args, **extra)
         self.section = section
 
-    def get_help_record(self, ctx: click.Context) -> tuple[str, str] | None:
-        return super().get_help_record(ctx) if SHOWS_ALL in ctx.meta else None
-
 
 def rare(*names: str, section: str = "Rare", **attributes: Any) -> Callable[[Decorated], Decorated]:
     """`click.option` for an option that few people need: only `--help-all` shows it.
@@ -49,19 +46,22 @@ def rare(*names: str, section: str = "Rare", **attributes: Any) -> Callable[[Dec
 
 
 class OneScreenCommand(click.Command):
-    """A command whose `--help` fits a screen: options made by `rare` are listed by `--help-all` alone."""
+    """A command whose `--help` fits a screen: options that are not daily are listed by `--help-all` alone."""
 
     def __init__(self, *args: Any, **extra: Any) -> None:
         super().__init__(*args, **extra)
-        self._num_rare = sum(isinstance(parameter, RareOption) for parameter in self.params)
         self.params.append(_help_all_option())  # without rare options it shows what --help shows
+
+    def is_daily(self, option: click.Option) -> bool:
+        return not isinstance(option, RareOption)
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         sections: dict[str, list[tuple[str, str]]] = {"Options": []}
-        for parameter in self.get_params(ctx):
-            record = parameter.get_help_record(ctx) if isinstance(parameter, click.Option) else None
-            if record is not None:
-                title = parameter.section if isinstance(parameter, RareOption) else "Options"
+        rare = () if SHOWS_ALL in ctx.meta else self._rare_options(ctx)
+        for option in self.get_params(ctx):
+            record = option.get_help_record(ctx) if isinstance(option, click.Option) else None
+            if record is not None and option not in rare:
+                title = option.section if isinstance(option, RareOption) else "Options"
                 sections.setdefault(title, []).append(record)
         for title, records in sections.items():
             with formatter.section(title):
@@ -69,9 +69,15 @@ class OneScreenCommand(click.Command):
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         super().format_epilog(ctx, formatter)
-        if self._num_rare and SHOWS_ALL not in ctx.meta:
-            noun = "options" if self._num_rare > 1 else "option"
-            formatter.write(f"\n{self._num_rare} more {noun}: {ctx.command_path} --help-all\n")
+        num_rare = len(self._rare_options(ctx))
+        if num_rare and SHOWS_ALL not in ctx.meta:
+            noun = "options" if num_rare > 1 else "option"
+            formatter.write(f"\n{num_rare} more {noun}: {ctx.command_path} --help-all\n")
+
+    def _rare_options(self, ctx: click.Context) -> list[click.Option]:
+        options = [option for option in self.get_params(ctx) if isinstance(option, click.Option)]
+        # Eager ones, such as --help, answer by themselves.
+        return [one for one in options if not (one.hidden or one.is_eager or self.is_daily(one))]
 
 
 def _help_all_option() -> click.Option:

@@ -37,21 +37,7 @@ SETTINGS = (click.argument("settings", nargs=-1, metavar="[KEY=VALUE]..."),)
 JSON_OPTION = (click.option("--json", "as_json", is_flag=True, help="Print one JSON object."),)
 
 
-class ProjectGroup(OneLineGroup):
-    """The commands of `aorta project`; one that left the package says in one line where it went."""
-
-    def resolve_command(
-        self, ctx: click.Context, args: list[str]
-    ) -> tuple[str | None, click.Command | None, list[str]]:
-        if args and args[0] in ("validate", "validate-kernels", "calibrate"):
-            raise ConfigError(
-                f"{args[0]} has left the package: --measured RUN starts a projection from your own run; "
-                "benchmarks/projection/validate.py in the repository compares with tables of runs"
-            )
-        return super().resolve_command(ctx, args)
-
-
-@click.group(cls=ProjectGroup)
+@click.group(cls=OneLineGroup)
 def main() -> None:
     """Step time, throughput and memory of LLM training from a model, a layout and a hardware file."""
 

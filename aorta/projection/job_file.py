@@ -19,22 +19,21 @@ from typing import Any
 
 import click
 
+from aorta.command_line import OneScreenCommand
 from aorta.config.yaml_files import read_yaml
 from aorta.errors import ConfigError, did_you_mean
 from aorta.projection.plan import RATES
 
 DAILY = frozenset(
     ["job", "model", "gpu_arch", "gpus", "nodes", "tp", "pp", "ep", "global_batch_size", "seq_len", "dtype"]
-    + ["sharding", "recompute", "stack", "changes", "as_json", "help_all"]
+    + ["sharding", "recompute", "stack", "changes", "as_json"]
 )
 """Options that --help shows; the others are accepted all the same."""
 AXES = frozenset({"tp", "pp", "cp", "nodes", "gpus_per_node"})
 """Settings whose change makes the file's dp void."""
-ALL = "aorta.projection.help_all"
-"""Key in a click context's notes: --help-all was given."""
 
 
-class JobCommand(click.Command):
+class JobCommand(OneScreenCommand):
     """A command whose options may come from --job FILE and from KEY=VALUE arguments."""
 
     settings_argument = "settings"
@@ -43,17 +42,15 @@ class JobCommand(click.Command):
     def __init__(self, *args: Any, **extra: Any) -> None:
         super().__init__(*args, **extra)
         job = click.Option(
-            ["--job"], type=click.Path(path_type=Path), metavar="FILE", help="Options in a YAML file."
+            ["--job"],
+            type=click.Path(path_type=Path),
+            metavar="FILE",
+            help="Options in a YAML file (tp: 4). Or as KEY=VALUE (tp=4, factors.gemm=x1.1).",
         )
-        every = click.Option(
-            ["--help-all"],
-            is_flag=True,
-            is_eager=True,
-            expose_value=False,
-            callback=_show_everything,
-            help="Show every option.",
-        )
-        self.params = [job, *self.params, every]
+        self.params = [job, *self.params]
+
+    def is_daily(self, option: click.Option) -> bool:
+        return option.name in DAILY
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         parsed, _, _ = self.make_parser(ctx).parse_args(list(args))
@@ -66,19 +63,6 @@ class JobCommand(click.Command):
             ctx.default_map = {**(ctx.default_map or {}), **job.values}
             args = [*job.changes, *args]
         return super().parse_args(ctx, [*args, *words])
-
-    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        options = [option for option in self.get_params(ctx) if isinstance(option, click.Option)]
-        shown = [option for option in options if ctx.meta.get(ALL) or option.name in DAILY]
-        with formatter.section("Options"):
-            formatter.write_dl([record for option in shown if (record := option.get_help_record(ctx))])
-        if len(shown) < len(options):
-            formatter.write_paragraph()
-            further = len(options) - len(shown)
-            formatter.write_text(
-                f"{further} more with --help-all and in docs/projection.md. Each may stand in the job file "
-                "(tp: 4) and as KEY=VALUE (tp=4, factors.gemm=x1.1)."
-            )
 
     def _settings_of(self, parsed: Mapping[str, Any]) -> tuple[str, ...]:
         texts = parsed.get(self.settings_argument)  # click has a sentinel for "none"
@@ -195,10 +179,3 @@ def _gpus(path: Path, document: Mapping[str, Any]) -> int:
     if not isinstance(nodes, int) or not isinstance(node, int):
         raise ConfigError(f"{path}: nodes and gpus_per_node must be whole numbers")
     return nodes * node
-
-
-def _show_everything(ctx: click.Context, _: click.Parameter, is_asked: bool) -> None:
-    if is_asked and not ctx.resilient_parsing:
-        ctx.meta[ALL] = True
-        click.echo(ctx.get_help())
-        ctx.exit()

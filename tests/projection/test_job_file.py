@@ -132,7 +132,3 @@ def test_help_fits_a_screen_and_all_options_are_one_flag_away():
     assert "--job FILE" in "".join(short)
     assert len(long) > 70
     assert any("--adapter-rank" in line for line in long)
-
-
-def test_validate_says_where_it_went():
-    assert "benchmarks/projection/validate.py" in refused("validate", "--data", "anywhere")

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from aorta.command_line import SHOWS_ALL, OneScreenCommand
 from aorta.errors import ConfigError
 from aorta.queues import catalogue
 from aorta.queues.catalogue import MAX_STREAMS, SYNC_MODES, ListedOption, flag_of
@@ -19,7 +20,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 _PREFIX = "workload_option_"
 _HERE = "aorta.queues.cli."
-_NAMED, _PARAMETERS, _ALL = _HERE + "workload", _HERE + "workload_parameters", _HERE + "help_all"
+_NAMED, _PARAMETERS = _HERE + "workload", _HERE + "workload_parameters"
 """Keys of click's `context.meta`, through which callbacks hand values to the commands."""
 
 DAILY = {
@@ -58,8 +59,6 @@ def measuring_options(iterations: int) -> Callable[[F], F]:
                      show_default=True),
         click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout, nothing else."),
         click.option("--overwrite", is_flag=True, help="Replace files that are there."),
-        click.option("--help-all", is_flag=True, is_eager=True, expose_value=False, callback=_help_all,
-                     help="Show the rarer options, too."),
     ]  # fmt: skip
 
     def decorate(function: F) -> F:
@@ -70,22 +69,11 @@ def measuring_options(iterations: int) -> Callable[[F], F]:
     return decorate
 
 
-def _help_all(context: click.Context, parameter: click.Parameter, value: bool) -> None:
-    if value:
-        context.meta[_ALL] = True
-        click.echo(context.get_help(), color=context.color)
-        context.exit()
-
-
-class DailyCommand(click.Command):
+class DailyCommand(OneScreenCommand):
     """A command whose help shows the options of daily use."""
 
-    def get_params(self, context: click.Context) -> list[click.Parameter]:
-        parameters = super().get_params(context)
-        for parameter in parameters:
-            if isinstance(parameter, click.Option) and parameter.name not in ("help", "help_all"):
-                parameter.hidden = parameter.name not in DAILY and _ALL not in context.meta
-        return parameters
+    def is_daily(self, option: click.Option) -> bool:
+        return option.name in DAILY or str(option.name).startswith(_PREFIX)
 
 
 class WorkloadCommand(DailyCommand):
@@ -100,13 +88,14 @@ class WorkloadCommand(DailyCommand):
     def get_params(self, context: click.Context) -> list[click.Parameter]:
         if _PARAMETERS not in context.meta:  # asked for several times in one call
             context.meta[_PARAMETERS] = workload_parameters(context.meta.get(_NAMED))
-        if _ALL in context.meta and context.meta.get(_NAMED) is None:
+        if SHOWS_ALL in context.meta and context.meta.get(_NAMED) is None:
             for parameter in context.meta[_PARAMETERS]:
                 parameter.hidden = False
         *common, help_option = super().get_params(context)
         return [*common, *context.meta[_PARAMETERS], help_option]
 
     def format_epilog(self, context: click.Context, formatter: click.HelpFormatter) -> None:
+        super().format_epilog(context, formatter)
         if context.meta.get(_NAMED) is None:
             formatter.write_paragraph()
             formatter.write_text(WORKLOAD_NOTE)

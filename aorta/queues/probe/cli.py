@@ -1,12 +1,11 @@
 """python -m aorta.queues probe."""
 
-import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import click
+import msgspec
 
-from aorta.errors import AortaError
 from aorta.queues.catalogue import PROBE_PARTS as PARTS
 
 if TYPE_CHECKING:
@@ -34,20 +33,14 @@ def probe_command(
     """
     from aorta.queues.probe.machine import check_streams
 
-    try:
-        check_streams(streams)
-        if values_text is None:
-            _probe(_device(device_name), streams, parts or PARTS, as_json)
-        else:
-            _settings(device_name, streams, values_text, as_json)
-    except AortaError as error:
-        click.echo(f"error: {error}", err=True)
-        sys.exit(2)
+    check_streams(streams)
+    if values_text is None:
+        _probe(_device(device_name), streams, parts or PARTS, as_json)
+    else:
+        _settings(device_name, streams, values_text, as_json)
 
 
 def _probe(device: "torch.device", streams: int, parts: Sequence[str], as_json: bool) -> None:
-    import msgspec
-
     from aorta.queues.probe.probe import probe
 
     result = probe(device, streams, parts)
@@ -62,8 +55,6 @@ def _probe(device: "torch.device", streams: int, parts: Sequence[str], as_json: 
 
 
 def _settings(device_name: str | None, streams: int, values_text: str, as_json: bool) -> None:
-    import msgspec
-
     from aorta.queues.probe.probe import parse_values, probe_settings, queue_variable
 
     limit = queue_variable()

@@ -6,7 +6,7 @@ import torch
 from click.testing import CliRunner
 
 from aorta.device.cuda import CudaBackend, HipBackend
-from aorta.queues.probe.cli import probe_command
+from aorta.queues.cli import main
 from aorta.queues.probe.machine import ProbeError
 from aorta.queues.probe.priority import effect
 from aorta.queues.probe.probe import (
@@ -132,7 +132,7 @@ def test_a_value_that_is_none_is_named(text, limit, word):
     ],
 )
 def test_what_cannot_be_probed_is_one_line_and_exit_2(arguments, words):
-    outcome = CliRunner().invoke(probe_command, arguments)
+    outcome = CliRunner().invoke(main, ["probe", *arguments])
     assert outcome.exit_code == 2
     assert outcome.stdout == ""
     assert outcome.stderr.count("\n") == 1
