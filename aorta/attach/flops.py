@@ -27,6 +27,7 @@ from torch.utils.flop_counter import FlopCounterMode, flop_registry
 
 from aorta.attach.layout_copies import LayoutCopies, line_of
 from aorta.attach.loss_loops import LossLoops
+from aorta.attach.needless_operators import NeedlessOperators, Table
 from aorta.attach.program import program_frame
 from aorta.records.schema import NO_CALL, NO_OPTIMIZER, UNLIKE, LossLoop, OperatorLoop, WorkOfStep
 from aorta.records.stacks import StackFrame
@@ -69,6 +70,13 @@ class ModelCalls:
         self._times: dict[Any, int] = {}
         self._lines: dict[Any, StackFrame | None] = {}
         """That make the calls."""
+        self._given: dict[tuple[int, int], list[Any]] = {}
+        """By module and place among its calls of a step: the kind of the call in the first step, and what it
+        was called with, where it was the same in each step that was noted since."""
+        self._held: dict[int, list[Any]] = {}
+        """By module: what it holds beside its parameters, in the first step."""
+        self._fuses = True
+        """torch may take a fused kernel for attention."""
         self._unread: dict[int, tuple[Any, torch.Tensor, torch.Tensor | None]] = {}
         """By id of a parameter that no optimizer has and that gets gradients: a reference, and some of its
         values in the first step and in the last one, which differ where somebody updates it all the same."""
@@ -87,6 +95,8 @@ class ModelCalls:
         self.precision: str | None = None
         """In which most of the work is done, by autocast and the parameters' type."""
         self._copied, self._of_loss = LayoutCopies(), LossLoops()
+        self._num_calls = Counter[int]()
+        """In the open step, by module."""
         self._trained: set[int] = set()
         self._depth = 0
 
@@ -97,6 +107,7 @@ class ModelCalls:
             return
         self._first = self._first if self._sizes else number
         self._sizes.append({})
+        self._num_calls.clear()
         self._next = number + (1 if len(self._sizes) < ALIKE else max((number - self._first) // 2, 1))
         compiled = getattr(sys.modules.get("torch._dynamo.eval_frame"), "OptimizedModule", None)
         if compiled is not None and _compiled_frames() > 0:
@@ -177,12 +188,24 @@ class ModelCalls:
             self._size_error = _text_of(error)
             self._refuse(self._size_error)
             return True
-        if len(self._sizes) == 1 and not self._error:
+        if not self._error:
             try:
-                self._note_kind(module, leaves, structure)
+                key = self._note_kind(module, leaves, structure) if len(self._sizes) == 1 else None
+                self._note_given(module, leaves, key)
             except Exception as error:
                 self._refuse(_text_of(error))
         return True
+
+    def _note_given(self, module: Module, leaves: list[Any], key: Any) -> None:
+        """key: of the kind of call, in the first step."""
+        place = id(module), self._num_calls[id(module)]
+        self._num_calls[id(module)] += 1
+        if key is not None:
+            self._given[place] = [key, *map(_Same, leaves)]
+        elif place in self._given:
+            kind, *before = self._given[place]
+            alike = [one.seen_again(leaf) for one, leaf in zip(before, leaves, strict=False)]
+            self._given[place] = [kind, *alike]
 
     def _note_unread(self, module: Module, args: Any, named: Any) -> bool:
         """A module that holds nothing that is trained, and parameters with gradients all the same."""
@@ -214,9 +237,11 @@ class ModelCalls:
             if key not in self._trained and last is not None and torch.equal(first, last)
         }
 
-    def _note_kind(self, module: Module, leaves: list[Any], structure: Any) -> None:
+    def _note_kind(self, module: Module, leaves: list[Any], structure: Any) -> Any:
         if id(module) not in self._copies:
             self._copies[id(module)] = copy_without_data(module)
+            self._held[id(module)] = [_Same(one) for one in _held_by(module)]
+            self._fuses = self._fuses and _may_fuse_attention()
             self._note_unread_of(module)
         shapes = [_meta(leaf) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
         key = id(module), str(structure), tuple(map(_shape_text, shapes))
@@ -228,6 +253,22 @@ class ModelCalls:
             if len(self._kinds) >= MOST_KINDS:
                 raise NotCountedError(f"a step calls modules in more than {MOST_KINDS} different ways")
             self._kinds[key] = self._copies[id(module)], *tree_unflatten(shapes, structure)
+        return key
+
+    def _constant(self, key: Any, kind: tuple[Module, Any, Any]) -> list[torch.Tensor]:
+        """What a copy holds or is called with, and is the same in all steps that were noted."""
+        if len(self._sizes) < ALIKE:
+            return []
+        held = {one.number for one in self._held[key[0]] if one.is_there()}
+        found = [one for one in _held_by(kind[0]) if getattr(one, "copy_of", 0) in held]
+        given = [alike for of, *alike in self._given.values() if of == key]
+        leaves = tree_leaves(kind[1:])
+        for place, leaf in enumerate(leaves):
+            if isinstance(leaf, torch.Tensor) and all(
+                len(alike) == len(leaves) and alike[place].times >= ALIKE - 1 for alike in given
+            ):
+                found.append(leaf)
+        return found
 
     def _refuse(self, reason: str) -> None:
         """Count no FLOPs."""
@@ -290,7 +331,9 @@ class ModelCalls:
         if not models:
             return None, self._error or (NO_CALL if self._trained else NO_OPTIMIZER)
         try:
-            counted = {key: _counted(*kind) for key, kind in models.items()}
+            counted = {
+                key: _counted(*kind, self._constant(key, kind), self._fuses) for key, kind in models.items()
+            }
         except Exception as error:
             return None, _text_of(error)
         total = sum(self._times[key] * one.flops for key, one in counted.items())
@@ -309,10 +352,21 @@ class ModelCalls:
     ) -> dict[str, Any]:
         unread = self._never_updated()
         flops, num_bytes, again_bytes = 0, 0, 0
-        sums = {name: Counter[StackFrame | None]() for name in ("again", "fp32", "fp64", "unread")}
+        names = ("again", "fp32", "fp64", "unread", "scores_bytes", "unchanged", "unchanged_bytes")
+        sums, tables = {name: Counter[StackFrame | None]() for name in names}, dict[int, Table]()
         for key, kind in kinds.items():
             one, times, line = counted.get(key) or _counted(*kind), self._times[key], self._lines[key]
             of_kind = {"again": one.again, "fp32": one.fp32}
+            if key in counted and not _compiled_frames():  # which joins operators
+                of_kind |= {
+                    "scores_bytes": one.needless.scores_bytes,
+                    "unchanged": one.needless.unchanged,
+                    "unchanged_bytes": one.needless.unchanged_bytes,
+                }
+            for number, table in one.needless.tables.items():
+                at = table.line or line
+                num = times * table.num_looked_up + (tables[number].num_looked_up if number in tables else 0)
+                tables[number] = table._replace(num_looked_up=num, line=at)
             within: list[StackFrame | None] = [at for at in one.fp64 if at is not None]
             if not within or one.fp64.total() >= WHOLE * one.flops:
                 within = [line]
@@ -323,10 +377,20 @@ class ModelCalls:
             num_bytes, again_bytes = num_bytes + times * one.num_bytes, again_bytes + times * one.again_bytes
             for name, by_line in of_kind.items():
                 sums[name].update({at or line: times * num for at, num in by_line.items()})
-        found = {name: by_line for name, by_line in sums.items() if by_line.total()}
-        lines = {f"{name}_at": max(by_line, key=by_line.__getitem__) for name, by_line in found.items()}
         of_bytes = {"bytes": float(num_bytes), "again_bytes": float(again_bytes)}
-        return {"flops": float(flops), **of_bytes, **lines} | {
+        of_rows = {
+            number: (1 - table.num_looked_up / table.num_rows) * table.num_rows * table.row_bytes
+            for number, table in tables.items()
+            if number in self._trained and table.num_looked_up < table.num_rows
+        }
+        sums["rows_bytes"] = Counter({tables[number].line: round(num) for number, num in of_rows.items()})
+        found = {name: by_line for name, by_line in sums.items() if by_line.total()}
+        lines = {
+            f"{name.removesuffix('_bytes')}_at": max(by_line, key=by_line.__getitem__)
+            for name, by_line in found.items()
+        }
+        is_all = any(one.needless.is_all(lines.get("unchanged_at")) for one in counted.values())
+        return {"flops": float(flops), **of_bytes, **lines, "unchanged_is_all": is_all} | {
             name: float(one.total()) for name, one in found.items()
         }
 
@@ -423,7 +487,7 @@ def _copied_tensor(tensor: torch.Tensor | None, known: dict[int, Any]) -> torch.
         made = torch.empty(tensor.shape, dtype=tensor.dtype, device="meta")  # of a DTensor: the whole one
         if isinstance(tensor, torch.nn.Parameter):
             made = torch.nn.Parameter(made, requires_grad=tensor.requires_grad)
-            made.copy_of = id(tensor)  # type: ignore[attr-defined]
+        made.copy_of = id(tensor)  # type: ignore[attr-defined]
         known[id(tensor)] = made
     found: torch.Tensor = known[id(tensor)]
     return found
@@ -476,15 +540,23 @@ class _Count(NamedTuple):
     num_bytes: int
     """That operators without FLOPs read and write; of these of what is done again."""
     again_bytes: int
+    needless: NeedlessOperators
 
 
-def _counted(model: Module, args: Any, named: Any, needs_gradient: bool = True) -> _Count:
+def _counted(
+    model: Module,
+    args: Any,
+    named: Any,
+    constant: Iterable[torch.Tensor] = (),
+    fuses: bool = True,
+    needs_gradient: bool = True,
+) -> _Count:
     """Of a forward and a backward pass of a copy without data; a checkpointed module's second forward counts
     apart. Raises NotCountedError, and whatever the model raises."""
     counter = FlopCounterMode(
         display=False, custom_mapping={getattr(torch.ops.aten, "_grouped_mm", None): _grouped_mm}
     )
-    watched = _Watched()
+    watched = _Watched(NeedlessOperators(constant, fuses))
     again = _Again(counter, watched)
     states, handles = (random.getstate(), torch.get_rng_state()), again.watch(model)
     try:
@@ -504,7 +576,9 @@ def _counted(model: Module, args: Any, named: Any, needs_gradient: bool = True) 
             handle.remove()
     loop = again.loop(watched.num_operators / max(num_forward, 1))
     flops = int(counter.get_total_flops()) - again.flops.total()
-    return _Count(flops, loop, again.flops, watched.fp64, watched.fp32, watched.num_bytes, again.num_bytes)
+    needless = watched.needless
+    num_bytes = watched.num_bytes - needless.bytes_left_out
+    return _Count(flops, loop, again.flops, watched.fp64, watched.fp32, num_bytes, again.num_bytes, needless)
 
 
 @contextmanager
@@ -536,6 +610,46 @@ def _without_autocast(watched: "_Watched") -> Iterator[None]:
     finally:
         for name, function in former.items():
             setattr(torch.autocast, name, function)
+
+
+class _Same:
+    """A tensor that may be the same one, unwritten, step after step."""
+
+    def __init__(self, leaf: Any = None) -> None:
+        is_tensor = isinstance(leaf, torch.Tensor) and not leaf.is_inference()
+        self.number = id(leaf) if is_tensor else 0
+        self._ref: Callable[[], Any] = ref(leaf) if is_tensor else lambda: None
+        self._version = leaf._version if is_tensor else 0
+        # Of memory shared with numpy no version tells.
+        self._some = _some_of(leaf) if is_tensor and leaf.device.type == "cpu" else None
+        self.times = 0
+        """That it was seen again."""
+
+    def is_there(self) -> bool:
+        held = self._ref()
+        is_unwritten = held is not None and held._version == self._version
+        return is_unwritten and (self._some is None or torch.equal(self._some, _some_of(held)))
+
+    def seen_again(self, leaf: Any) -> "_Same":
+        if self._ref() is not leaf or not self.is_there():
+            return _Same()
+        self.times += 1
+        return self
+
+
+def _held_by(module: Module) -> list[torch.Tensor]:
+    """Buffers and tensors, which are no parameters."""
+    of_modules = (
+        one for inner in module.modules() for one in (*inner._buffers.values(), *vars(inner).values())
+    )
+    return [one for one in of_modules if isinstance(one, torch.Tensor)]
+
+
+def _may_fuse_attention() -> bool:
+    """Not where the program allows scaled_dot_product_attention its plain form alone."""
+    of_cuda = torch.backends.cuda
+    enabled = (of_cuda.flash_sdp_enabled, of_cuda.mem_efficient_sdp_enabled, of_cuda.cudnn_sdp_enabled)
+    return any(one() for one in enabled)  # type: ignore[no-untyped-call]
 
 
 def _some_of(parameter: torch.Tensor) -> torch.Tensor:
@@ -618,8 +732,9 @@ class _Again:
 class _Watched(TorchDispatchMode):
     """Refuses what must not run, or would not be counted; routes tokens to experts evenly."""
 
-    def __init__(self) -> None:
+    def __init__(self, needless: NeedlessOperators) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
+        self.needless = needless
         self._num_experts = 0
         self.num_operators = 0
         self.is_backward = False
@@ -648,15 +763,23 @@ class _Watched(TorchDispatchMode):
         if name == "nonzero" and args[0].is_meta:
             return self._nonzero(args[0])
         result = func(*args, **(kwargs or {}))
-        if packet not in flop_registry and not _is_view(func):
-            moved = [leaf for leaf in tree_leaves((args, result)) if isinstance(leaf, torch.Tensor)]
-            self.num_bytes += sum(tensor.numel() * tensor.element_size() for tensor in moved)
-        dtype = getattr(args[0], "dtype", None) if packet in flop_registry else None
+        num_bytes = flops = 0
+        given = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
+        if packet in flop_registry:
+            flops = flop_registry[packet](*args, **(kwargs or {}), out_val=result)
+        elif not _is_view(func):
+            moved = [*given, *(leaf for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor))]
+            num_bytes = sum(tensor.numel() * tensor.element_size() for tensor in moved)
+            self.num_bytes += num_bytes
+        dtype = getattr(args[0], "dtype", None) if flops else None
         is_off = self.num_off > 0 and not self.is_backward  # of what is computed again it is off, too
         if dtype == torch.float64 or (dtype == torch.float32 and is_off):
             by_line = self.fp64 if dtype == torch.float64 else self.fp32
-            num = flop_registry[packet](*args, **(kwargs or {}), out_val=result)
-            by_line[None if self.is_backward else _line()] += num
+            by_line[None if self.is_backward else _line()] += flops
+        if self.is_backward:
+            self.needless.see_bytes(given, result, num_bytes, flops > 0)
+        else:
+            self.needless.see(func, args, given, result, (flops, num_bytes), _line)
         return result
 
     def _nonzero(self, mask: torch.Tensor) -> torch.Tensor:
@@ -669,7 +792,8 @@ class _Watched(TorchDispatchMode):
 
 def _is_view(func: Any) -> bool:
     infos = [one.alias_info for one in func._schema.returns]
-    return any(info is not None and not info.is_write for info in infos)
+    is_told = any(info is not None and not info.is_write for info in infos)
+    return is_told or func._overloadpacket is torch.ops.aten._unsafe_view
 
 
 def _is_real_parameter(tensor: torch.Tensor) -> bool:

@@ -491,6 +491,18 @@ class WorkOfStep(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     unread: float = 0.0
     """For gradients of parameters that no optimizer has, and that nobody updates."""
     unread_at: StackFrame | None = None
+    scores_bytes: float = 0.0
+    """For scores of attention, which a fused kernel keeps to itself: by its two products as well."""
+    scores_at: StackFrame | None = None
+    unchanged: float = 0.0
+    """Of `flops`, and of `bytes`: forward, from nothing that changes from step to step."""
+    unchanged_bytes: float = 0.0
+    unchanged_at: StackFrame | None = None
+    unchanged_is_all: bool = False
+    """The function of this line does next to nothing else."""
+    rows_bytes: float = 0.0
+    """Of gradients: rows of tables that the step does not look up."""
+    rows_at: StackFrame | None = None
     copies: int = 0
     """By Tensor.contiguous, which lines of the program called on tensors that lie otherwise."""
     copies_at: StackFrame | None = None

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 from torch.distributed.tensor import Replicate, Shard
 from torch.nn import functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.checkpoint import checkpoint
 
 from aorta.attach.flops import (
@@ -239,7 +240,7 @@ def test_what_a_backward_pass_calls_again_is_no_call_of_the_step():
     again = 2 * B * S * LAYERS * 8 * D * D + LAYERS * 4 * B * S * S * D
     work = calls.work
     assert (work.again, work.flops) == (again, OF_DECODER + again)
-    assert work.again_at.text == "Decoder.forward(), test_flops.py:52"
+    assert work.again_at.text == "Decoder.forward(), test_flops.py:53"
 
 
 class Probe(nn.Module):
@@ -258,9 +259,9 @@ class Probe(nn.Module):
 
 
 def worked(model, optimizer, call, between=lambda: None):
-    """What is found in two steps."""
+    """What is found in three steps."""
     calls = ModelCalls()
-    for step in range(2):
+    for step in range(3):
         calls.begin_step([optimizer], step)
         call().sum().backward()
         calls.end_step()
@@ -352,6 +353,87 @@ def test_autocast_of_other_threads_goes_on_while_work_is_counted():
     other.submit(use).result()
     assert told == [False, True] * 2
     assert work.fp32 == PRODUCT
+
+
+class Attention(nn.Module):
+    def __init__(self, form):
+        super().__init__()
+        self.form, self.qkv = form, nn.Linear(D, 3 * D)
+
+    def forward(self, x):
+        q, k, v = self.qkv(x).view(B, S, 3, HEADS, D // HEADS).permute(2, 0, 3, 1, 4)
+        if self.form.startswith("fused"):
+            return F.scaled_dot_product_attention(q, k, v)
+        scores = q @ k.transpose(-1, -2)
+        if self.form == "softmax":
+            return scores.softmax(-1) @ v
+        return scores @ v  # linear attention needs its scores
+
+
+@pytest.mark.parametrize("form", ["softmax", "linear", "fused", "fused, not allowed"])
+def test_scores_of_attention_that_pass_through_memory(form):
+    """Read and written by softmax forward (2), backward (3), and by the six products of both passes."""
+    model, x = Attention(form), torch.zeros(B, S, D)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    kernels = [SDPBackend.MATH] if form == "fused, not allowed" else [*SDPBackend.__members__.values()][1:]
+    with sdpa_kernel(kernels):
+        work = worked(model, optimizer, lambda: model(x))
+    entries = B * HEADS * S * S
+    found = {"softmax": 11, "fused, not allowed": 11}.get(form, 0)
+    assert work.scores_bytes == 4 * entries * found
+    assert (work.scores_at is not None) == (found > 0)
+
+
+class Graph(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(D, D)
+        self.register_buffer("scale", torch.ones(S))
+        self.seen = torch.zeros(S)
+
+    def forward(self, x, weights, writes=False):
+        degrees = weights.sum(1) * self.scale
+        if writes:
+            self.seen += 1
+        return (weights / degrees[:, None] + self.seen) @ self.linear(x)
+
+
+@pytest.mark.parametrize("form", ["same", "new each time", "written to", "partly"])
+def test_what_is_computed_from_nothing_that_changes(form):
+    """Of matrices of S x S: one is read for the sum, one each is read and written for the division and the
+    second sum, and rows of it."""
+    model, x, weights = Graph(), torch.zeros(S, D), torch.ones(S, S)
+
+    def call():
+        if form == "written to":
+            weights.add_(1)
+        given = weights.clone() if form == "new each time" else weights
+        return model(x, given, writes=form == "partly")
+
+    work = worked(model, torch.optim.SGD(model.parameters(), 0.1), call)
+    of_sum, of_division, of_another = S * S + S, 2 * S * S + S, 2 * S * S + S
+    found = {"same": of_sum + 3 * S + of_division + of_another, "partly": of_sum + 3 * S + of_division}
+    assert work.unchanged_bytes == 4 * found.get(form, 0)
+    assert not work.unchanged_bytes or work.unchanged_at.function == "Graph.forward"
+    assert not work.unchanged_is_all  # the product there is of the model
+
+
+class Looked(nn.Module):
+    def __init__(self, form):
+        super().__init__()
+        self.form, self.table = form, nn.Embedding(1000, D, sparse=form == "sparse")
+
+    def forward(self, ids):
+        x = self.table(ids)
+        return F.linear(x, self.table.weight) if self.form == "tied" else x * 2.0
+
+
+@pytest.mark.parametrize("form", ["dense", "sparse", "tied"])
+def test_gradients_of_rows_that_nobody_looks_up(form):
+    model = Looked(form)
+    work = worked(model, torch.optim.SGD(model.parameters(), 0.1), lambda: model(IDS))
+    assert work.rows_bytes == (4 * D * (1000 - B * S) if form == "dense" else 0)
+    assert form != "dense" or work.rows_at.function == "Looked.forward"
 
 
 def test_copies_that_lines_of_the_program_ask_for():

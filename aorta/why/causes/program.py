@@ -135,6 +135,12 @@ def num_parameters(run: RunRecord | None) -> int:
     return 0 if row is None else int(_number(row, "num_parameters"))
 
 
+def bytes_of_optimizers(run: RunRecord | None) -> float:
+    """Of the parameters that all of them update; 0 where nobody watched."""
+    rows = _rows(((run.program if run is not None else None) or {}).get("optimizers"))
+    return sum(_number(row, "parameter_bytes") for row in rows)
+
+
 def workers_of(
     run: RunRecord | None, num_ranks: int, core_taken: float, waited_ms: float
 ) -> tuple[frozenset[str], dict[str, str]]:

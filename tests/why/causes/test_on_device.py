@@ -303,7 +303,11 @@ def needless(kernels, work=None, peak=None, classes=None):
         name: np.full((1, 20), ms) for name, ms in {"kernel_ms.optimizer": 6.0, **(classes or {})}.items()
     }
     values |= {} if peak is None else {"peak_memory_bytes": np.full((1, 20), peak)}
-    record = SimpleNamespace(work=work, devices=[{"kind": "cuda", "memory_bytes": 80 << 30}])
+    record = SimpleNamespace(
+        work=work,
+        devices=[{"kind": "cuda", "memory_bytes": 80 << 30}],
+        program={"optimizers": [{"parameter_bytes": 10.0}]},
+    )
     judged = SimpleNamespace(
         metrics=values,
         record=record,
@@ -312,7 +316,9 @@ def needless(kernels, work=None, peak=None, classes=None):
     )
     cells = {"compute": np.full((1, 20), 30.0)}
     account = SimpleNamespace(on_device=True, mean_step_ms=40.0, cells=cells)
-    return [(finding.facts["op"], finding.mean_ms) for finding in needless_work(judged, account)]
+    return [
+        (finding.facts["op"], pytest.approx(finding.mean_ms)) for finding in needless_work(judged, account)
+    ]
 
 
 LINE = StackFrame("train.py", 5, "Model.forward", True)
@@ -328,6 +334,11 @@ LINE = StackFrame("train.py", 5, "Model.forward", True)
         (WorkOfStep(flops=4e9, again=1e9, bytes=10.0, again_bytes=5.0), 20 << 30, [("again", 7.0)]),
         (WorkOfStep(flops=4e9, unread=2e9, unread_at=LINE), None, [("unread", 12.0)]),
         (WorkOfStep(flops=4e9, unread=1e8, unread_at=LINE), None, []),  # too little to name
+        # Of the 4 ms that are no products, and of both.
+        (WorkOfStep(flops=4e9, bytes=10.0, scores_bytes=8.0), None, [("scores", 3.2)]),
+        (WorkOfStep(flops=4e9, bytes=10.0, unchanged=1e9, unchanged_bytes=2.0), None, [("unchanged", 5.8)]),
+        # Written, and of the optimizer's 6 ms the part of its parameters.
+        (WorkOfStep(flops=4e9, bytes=10.0, rows_bytes=5.0), None, [("rows", 5.0)]),
         (WorkOfStep(), None, []),
     ],
 )

@@ -1,5 +1,6 @@
 """Work of the model itself that training may do without: done twice, in wider types than the rest, for
-gradients that nobody reads, or to copy tensors from one layout to another.
+gradients that nobody reads, for rows that nobody looked up, from nothing that changes, in attention that is
+not fused, or to copy tensors from one layout to another.
 
 Names of the longest kernels tell some of it. The rest is told by the FLOPs that `aorta run` counts on a copy
 of the model without data: it takes its part of the time of all kernels, of which no more is known.
@@ -11,14 +12,18 @@ from collections.abc import Iterator
 import numpy as np
 
 from aorta.account.judge.cells import Account
+from aorta.account.judge.stacks import MOST_RANKS, samples_of
 from aorta.account.load.measures import memory_limit_bytes
 from aorta.account.load.rank.kernels import NAME_COUNT, NAME_TIME, TIME
 from aorta.account.metrics import of_operation, operations
 from aorta.account.model import Run
 from aorta.account.rows import positive
 from aorta.records.schema import WorkOfStep
+from aorta.records.stacks import StackFrame
 from aorta.traces.classify import COMM_RULES, classifier, kernel_class
 from aorta.why.causes.finding import CauseFinding, Floats
+from aorta.why.causes.losses.parts import CPU_BYTES_PER_S
+from aorta.why.causes.program import bytes_of_optimizers
 
 CELLS = ("compute", "hidden")
 TAKES: dict[tuple[str, ...], float] = {CELLS: 1.0}
@@ -43,6 +48,10 @@ LAYOUT_COPY = re.compile(r"^elementwise_kernel(_manual_unroll)? \(direct_copy")
 those of like strides, which change the type."""
 LEAST = 0.05
 """Of a step."""
+FLOPS_PER_BYTE = 8.0
+"""Of a CPU's core: what it multiplies while a byte passes through its memory."""
+FEWEST = 3
+"""Samples that tell how long a function takes."""
 SPARE = 0.5
 """Of the device's memory, that must be free for activations to be kept."""
 
@@ -105,31 +114,96 @@ def _wide_kernels(judged: Run, names: list[str], work: WorkOfStep | None) -> Ite
 def _counted(judged: Run, account: Account, work: WorkOfStep) -> Iterator[CauseFinding]:
     """What takes its part of the time of all kernels but an optimizer's."""
     ms = np.sum([account.cells[name] for name in CELLS if name in account.cells], axis=0).mean(axis=0)
-    optimizer = of_operation(TIME, "optimizer")
-    if optimizer in judged.metrics:
-        ms = positive(ms - positive(judged.values(optimizer)).mean(axis=0))
-    again, used = work.again / work.flops, _memory_used(judged)
-    if again and (not account.on_device or (used is not None and used[0] < SPARE * used[1])):
-        facts = {"op": "again", "what": "activations computed again", "at": work.again_at, "part": again}
-        if used is not None:
-            facts |= {"peak_bytes": used[0], "limit_bytes": used[1]}
-        products = [
-            of_operation(TIME, name) for name in PRODUCTS if of_operation(TIME, name) in judged.metrics
-        ]
-        by_bytes = np.zeros_like(ms)
-        if work.bytes and products:
-            products_ms = np.sum([positive(judged.values(name)).mean(axis=0) for name in products], axis=0)
-            by_bytes = positive(ms - products_ms)
-        part_ms = again * (ms - by_bytes) + work.again_bytes / max(work.bytes, 1.0) * by_bytes
-        yield CauseFinding("compute", part_ms, TAKES, facts=facts)
+    optimizer = _time_of_class(judged, "optimizer")
+    ms = positive(ms - optimizer)
+    products = np.minimum(sum(_time_of_class(judged, name) for name in PRODUCTS), ms)
+
+    def part_ms(flops: float, num_bytes: float) -> Floats:
+        """Products by their FLOPs, the rest by its bytes; of both where no kernels tell them apart."""
+        if account.on_device and products.any() and work.bytes:
+            return flops / work.flops * products + num_bytes / work.bytes * (ms - products)
+        weight = 0.0 if account.on_device else FLOPS_PER_BYTE
+        return (flops + weight * num_bytes) / (work.flops + weight * work.bytes) * ms
+
+    def finding(op: str, what: str, at: StackFrame | None, lost_ms: Floats, **facts: object) -> CauseFinding:
+        return CauseFinding("compute", lost_ms, TAKES, facts={"op": op, "what": what, "at": at, **facts})
+
+    used = _memory_used(judged)
+    if work.again and (not account.on_device or (used is not None and used[0] < SPARE * used[1])):
+        facts = {} if used is None else {"peak_bytes": used[0], "limit_bytes": used[1]}
+        facts["part"] = work.again / work.flops
+        lost_ms = part_ms(work.again, work.again_bytes)
+        yield finding("again", "activations computed again", work.again_at, lost_ms, **facts)
     if work.unread:
         part = work.unread / work.flops
-        facts = {"op": "unread", "what": "gradients that nobody reads", "at": work.unread_at, "part": part}
-        yield CauseFinding("compute", part * ms, TAKES, facts=facts)
+        yield finding("unread", "gradients that nobody reads", work.unread_at, part * ms, part=part)
     if not account.on_device and LARGE * work.fp64 <= work.flops - work.fp64:
         part = work.fp64 / (work.flops + work.fp64)  # as they take twice as long
-        facts = {"op": "fp64", "what": "work in fp64", "at": work.fp64_at, "part": 2 * part}
-        yield CauseFinding("compute", part * ms, TAKES, facts=facts)
+        yield finding("fp64", "work in fp64", work.fp64_at, part * ms, part=2 * part)
+    if work.scores_bytes:
+        lost_ms = part_ms(0.0, min(work.scores_bytes, work.bytes))
+        yield finding(
+            "scores", "attention that is not fused", work.scores_at, lost_ms, moved_bytes=work.scores_bytes
+        )
+    if work.unchanged or work.unchanged_bytes:
+        lost_ms = part_ms(work.unchanged, work.unchanged_bytes)
+        sampled_ms = (
+            0.0 if account.on_device or not work.unchanged_is_all else _sampled_ms(judged, work.unchanged_at)
+        )
+        lost_ms = lost_ms * (sampled_ms / max(float(lost_ms.mean()), 1e-9)) if sampled_ms else lost_ms
+        yield finding("unchanged", "the same result computed in every step", work.unchanged_at, lost_ms)
+    if work.rows_bytes:
+        yield from _unread_rows(judged, account, work, part_ms(0.0, work.rows_bytes), optimizer)
+
+
+def _unread_rows(
+    judged: Run, account: Account, work: WorkOfStep, written_ms: Floats, optimizer_ms: Floats
+) -> Iterator[CauseFinding]:
+    """Their gradient is written, to memory that is new to the process on a CPU, and the optimizer goes
+    through it."""
+    if not account.on_device:
+        written_ms = np.full_like(written_ms, work.rows_bytes / CPU_BYTES_PER_S * 1e3)
+        optimizer_ms = account.cells.get("optimizer", np.zeros_like(account.step_ms)).mean(axis=0)
+    part = min(work.rows_bytes / max(bytes_of_optimizers(judged.record), work.rows_bytes), 1.0)
+    ms = written_ms + part * optimizer_ms
+    of_optimizer = 0.0 if account.on_device else float((part * optimizer_ms).mean() / max(ms.mean(), 1e-9))
+    yield CauseFinding(
+        "compute",
+        ms,
+        {CELLS: 1 - of_optimizer, ("optimizer",): of_optimizer} if of_optimizer else TAKES,
+        facts={
+            "op": "rows",
+            "what": "gradients of rows that are not looked up",
+            "at": work.rows_at,
+            "rows_bytes": work.rows_bytes,
+            "optimizer_ms": float((part * optimizer_ms).mean()),
+        },
+    )
+
+
+def _sampled_ms(judged: Run, at: StackFrame | None) -> float:
+    """Of a mean step, what the thread was seen in this function; 0 where too few samples tell."""
+    whole = judged.whole or judged
+    samples = [one for rank in judged.ranks[:MOST_RANKS] if (one := samples_of(whole, rank)) is not None]
+    found = [
+        [
+            stack.ms
+            for stack in one.chosen(one.is_judged & ~one.in_phase("backward"))
+            if at is not None
+            and any((frame.file, frame.function) == (at.file, at.function) for frame in stack.frames)
+        ]
+        for one in samples
+    ]
+    return float(np.mean([sum(one) for one in found])) if sum(map(len, found)) >= FEWEST else 0.0
+
+
+def _time_of_class(judged: Run, name: str) -> Floats:
+    """[step], of a device's kernels, a mean over ranks."""
+    metric = of_operation(TIME, name)
+    if metric not in judged.metrics:
+        return np.zeros(1)
+    by_step: Floats = positive(judged.values(metric)).mean(axis=0)
+    return by_step
 
 
 def _memory_used(judged: Run) -> tuple[float, float] | None:
