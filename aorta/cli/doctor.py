@@ -11,10 +11,12 @@ import sys
 import textwrap
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Literal
 
 import click
 
+import aorta
 from aorta.cli.options import json_option
 from aorta.command_line import OneScreenCommand, output_of_verdict
 from aorta.errors import CANNOT_TELL, FINE, REPORT, to_install
@@ -140,14 +142,12 @@ def _aorta() -> DoctorCheck:
 
 
 def _documentation() -> DoctorCheck:
-    from aorta.examples_and_docs import documentation
-
-    page = documentation()
-    if page is None:
-        return DoctorCheck(
-            "documentation", "missing", "not installed with aorta", "read docs/ of its sources"
-        )
-    return DoctorCheck("documentation", "works", str(page))
+    package = Path(aorta.__file__).resolve().parent
+    # Within the package in an installation, beside it in a checkout.
+    for page in (package / "docs" / "index.md", package.parent / "docs" / "index.md"):
+        if page.is_file():
+            return DoctorCheck("documentation", "works", str(page))
+    return DoctorCheck("documentation", "missing", "not installed with aorta", "read docs/ of its sources")
 
 
 def _torch() -> DoctorCheck:

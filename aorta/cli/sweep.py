@@ -72,7 +72,6 @@ def sweep_command(
     from aorta.account.results.schema import to_json
     from aorta.sweep import matrix
     from aorta.sweep.effects import results_of
-    from aorta.sweep.page import write_page
     from aorta.sweep.series import Series, goes_on_later, run_series
     from aorta.sweep.table import table_lines
 
@@ -122,14 +121,13 @@ def sweep_command(
         )
     slower_by = None if given.slower_by is None else given.slower_by / 100
     results = results_of(series, slower_by)
-    write_page(series, results, folder / "sweep.html")
     (folder / "results.json").write_bytes(to_json(results) + b"\n")
     with output_of_verdict():
         if as_json:
             click.echo(to_json(results).decode())
         else:
             click.echo("\n".join(table_lines(series, results)))
-            click.echo(f"wrote {folder / 'results.json'}, {folder / 'sweep.html'}")
+            click.echo(f"wrote {folder / 'results.json'}")
     is_bad = any(
         result.failures.verdict == "fails more often"
         or (result.failures.num_failed == result.failures.num_runs > 0)

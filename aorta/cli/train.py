@@ -85,17 +85,13 @@ def training_command(num_ranks: int, *arguments: str) -> list[str]:
     default=Path("artifacts/demo"),
     help="Folder of the run; default: artifacts/demo.",
 )
-@click.option("--mistake", is_flag=True, help="Record the tutorial's program, with its mistake, instead.")
 @click.option("--open", "open_page", is_flag=True, help="Open the page in a browser.")
-def demo_command(config: str, output: Path, mistake: bool, open_page: bool, settings: tuple[str, ...]) -> int:
+def demo_command(config: str, output: Path, open_page: bool, settings: tuple[str, ...]) -> int:
     """Train two ranks and report where the time went: on two GPUs, or on the CPU if there are fewer.
 
     Settings follow as section.key=value: aorta demo training.max_steps=50. The report is in report/ of
-    the run's folder. --mistake runs docs/tutorial.md's program under `aorta run`; with MENDED=1 before the
-    command, without its mistake.
+    the run's folder.
     """
-    if mistake:
-        return _demo_of_a_mistake(output)
     from aorta.cli.report import write_and_print
     from aorta.device.backend import accelerator
 
@@ -111,21 +107,3 @@ def demo_command(config: str, output: Path, mistake: bool, open_page: bool, sett
     if status != 0:
         return status
     return write_and_print([output], ["demo"], output / "report", open_page=open_page)
-
-
-def _demo_of_a_mistake(output: Path) -> int:
-    from aorta.errors import ConfigError
-    from aorta.examples_and_docs import example
-
-    program = example("accumulation.py")
-    if program is None:
-        raise ConfigError(
-            "the examples were not installed with aorta; take examples/accumulation.py of its sources"
-        )
-    run = [sys.executable, "-m", "aorta", "run", "--output", str(output), "--"]
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
-    environment = {"OMP_NUM_THREADS": "1"} | module_environment()
-    status = subprocess.run([*run, *torchrun, str(program)], env=environment, check=False).returncode
-    if status == 0:
-        click.echo(f"next: aorta why {output}")
-    return status

@@ -5,5 +5,5 @@ workloads   the workloads, one file each
 options     types and notation of a workload's options; catalogue: the same as a file, for help without torch
 harness     pieces of work timed, iterations, metrics of a point, scaling of a sweep, measuring points
 probe       number of queues, cost of a switch, priorities, from kernels that stamp the device's clock
-cli, plots  commands and their tables; pictures
+cli         commands and their tables
 """

@@ -234,25 +234,20 @@ def _rate(series: Series, variant: Variant, baseline: tuple[int, int], family: i
 
 def share_interval(num: int, total: int) -> tuple[float, float]:
     """Clopper and Pearson's interval of a share; (0, 1) of nothing."""
-    from scipy.special import betaincinv
+    from scipy.stats import binomtest
 
     if total == 0:
         return 0.0, 1.0
-    low = 0.0 if num == 0 else float(betaincinv(num, total - num + 1, ALPHA / 2))
-    high = 1.0 if num == total else float(betaincinv(num + 1, total - num, 1 - ALPHA / 2))
-    return low, high
+    interval = binomtest(num, total).proportion_ci(1 - ALPHA)
+    return float(interval.low), float(interval.high)
 
 
 def fisher(failed_a: int, total_a: int, failed_b: int, total_b: int) -> float:
     """Two-sided p-value of Fisher's exact test that two shares are one."""
-    failed, total = failed_a + failed_b, total_a + total_b
+    from scipy.stats import fisher_exact
 
-    def weight(num: int) -> int:
-        return math.comb(total_a, num) * math.comb(total_b, failed - num)
-
-    weights = [weight(num) for num in range(max(0, failed - total_b), min(failed, total_a) + 1)]
-    seen = weight(failed_a)
-    return sum(one for one in weights if one <= seen) / math.comb(total, failed)
+    table = np.array([[failed_a, total_a - failed_a], [failed_b, total_b - failed_b]])
+    return float(fisher_exact(table).pvalue)
 
 
 def _notes(

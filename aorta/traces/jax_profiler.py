@@ -1,7 +1,4 @@
-"""Reads both formats of jax.profiler.trace: Chrome's (<host>.trace.json.gz) and XPlane (<host>.xplane.pb).
-
-XPlane is turned into events of Chrome's form, so that one function makes the trace of both.
-"""
+"""Reads the XPlane format of jax.profiler.trace (<host>.xplane.pb)."""
 
 import re
 from collections.abc import Iterator, Sequence
@@ -44,25 +41,6 @@ class _Event(msgspec.Struct, gc=False):
     ts: int | float = 0
     dur: int | float | None = None
     args: _Args | None = None
-
-
-class _Trace(msgspec.Struct):
-    events: list[_Event] = msgspec.field(name="traceEvents")
-
-
-def parse_jax(
-    data: bytes,
-    location: str,
-    *,
-    rules: Sequence[CommRule] = COMM_RULES,
-    device_index: str | None = None,
-) -> RankTrace | None:
-    """Trace of Chrome's format; None where the bytes hold no work of a GPU that JAX wrote."""
-    try:
-        events = msgspec.json.decode(data, type=_Trace).events
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return None
-    return _trace_of_events(events, location, rules=rules, device_index=device_index)
 
 
 def parse_xplane(

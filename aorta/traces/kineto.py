@@ -45,7 +45,6 @@ from aorta.traces.host_spans import (
     kinds_of_ranges,
     may_wait,
 )
-from aorta.traces.jax_profiler import parse_jax
 from aorta.traces.kineto_file import Args, Distributed, KinetoEvent, Trace, decode, is_coarse, nanoseconds
 from aorta.traces.model import RankTrace, known_rank, rank_in_name
 
@@ -99,13 +98,9 @@ def parse_kineto(
     rules: Sequence[CommRule] = COMM_RULES,
     device_index: str | None = None,
 ) -> RankTrace:
-    """read_kineto of bytes; location names them in errors. Traces that JAX wrote are read too."""
+    """read_kineto of bytes; location names them in errors."""
     with no_garbage_collection():
         trace = decode(data, location, Args)
-        if not any(e.cat in CATEGORIES or e.cat in EARLIER_CATEGORIES for e in trace.events):
-            jax_trace = parse_jax(data, location, rules=rules, device_index=device_index)
-            if jax_trace is not None:
-                return jax_trace
         del data  # hundreds of MB, which the columns below need
         return rank_trace(trace, location, rules=rules, device_index=device_index)
 
@@ -140,7 +135,9 @@ def _activities(
     by_category = _by_category(trace.events)
     activities = [e for e in trace.events if e.cat in CATEGORIES]
     if not activities:
-        raise TraceError(f"{location} holds no GPU activity (kernels, copies): was the GPU traced?")
+        raise TraceError(
+            f"{location} holds no GPU activity (kernels, copies): was the GPU traced? (JAX: give .xplane.pb)"
+        )
     args = [e.args or _NO_ARGS for e in activities]
     correlation = [a.correlation for a in args]
     calls = [e for cat in LAUNCH_CATEGORIES for e in by_category[cat] if e.args is not None]

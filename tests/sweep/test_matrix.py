@@ -1,4 +1,4 @@
-"""Cells of a matrix, recipes, ours and upstream's; what the cells do, how often they fail, and the page."""
+"""Cells of a matrix, recipes, ours and upstream's; what the cells do, and how often they fail."""
 
 import json
 import math
@@ -13,7 +13,6 @@ from aorta.errors import AortaError
 from aorta.sweep import matrix
 from aorta.sweep.effects import Noise, common_noise, fisher, results_of, share_interval
 from aorta.sweep.metrics import RunMetric, parsed_metric, values_of_run
-from aorta.sweep.page import page
 from aorta.sweep.series import RoundRun, Series, Variant
 from aorta.sweep.table import headline, table_lines
 from aorta.timeline.statistics import ALPHA
@@ -261,15 +260,6 @@ def test_it_no_longer_fails_because_it_is_slower_is_said():
     assert "is not slower" in results_of(series_of([base, slow]), slower_by=1.0)[1].notes[0]
 
 
-def test_a_page_holds_the_answer_the_rates_and_every_run():
-    series = series_of([[1.0, None], [2.0, 2.1]], names=["<base>", "other"])
-    text = page(series, results_of(series))
-    assert "<base>" not in text
-    assert "&lt;base&gt;" in text
-    assert "<script" not in text
-    assert text.count("it broke") >= 2
-
-
 # ---- the command -------------------------------------------------------------------------------
 
 
@@ -304,7 +294,6 @@ def test_a_matrix_of_2_by_3_by_3_goes_on_and_answers(tmp_path, monkeypatch):
     assert len((tmp_path / "count").read_text().split()) == 18
     found = json.loads((tmp_path / "out" / "results.json").read_text())
     assert [cell["failures"]["num_failed"] for cell in found] == [0, 0, 0, 0, 0, 3]
-    assert (tmp_path / "out" / "sweep.html").exists()
 
 
 def test_cells_are_listed(tmp_path, monkeypatch):

@@ -198,45 +198,6 @@ def test_a_step_that_is_marked_twice_is_one():
     assert "steps that are marked again later in the trace, left out: 1" in trace.quality.notes
 
 
-def of_jax():
-    """A step of 1 ms: a fusion of 300 µs, an all-reduce on its own stream half under it, a copy."""
-
-    def named(kind, pid, tid, name):
-        return {"ph": "M", "name": kind, "pid": pid, "tid": tid, "args": {"name": name}}
-
-    def event(pid, tid, name, ts, dur, **args):
-        return {"ph": "X", "pid": pid, "tid": tid, "name": name, "ts": ts, "dur": dur, "args": args}
-
-    return [
-        named("process_name", 2, 0, "/device:GPU:0"),
-        named("thread_name", 2, 13, "Stream #13(Compute)"),
-        named("thread_name", 2, 20, "Stream #20(Compute)"),
-        named("thread_name", 2, 21, "Stream #21(MemcpyD2H)"),
-        named("thread_name", 2, 30, "XLA Ops"),
-        named("process_name", 701, 0, "/host:CPU"),
-        event(701, 1, "train", 0, 1000, step_num="7", group_id=1),
-        event(701, 1, "cuLaunchKernel", 5, 2, correlation_id=1),
-        event(701, 1, "cuLaunchKernel", 8, 2, correlation_id=2),
-        event(2, 13, "loop_fusion_3", 100, 300, correlation_id=1, hlo_op="fusion.3"),
-        event(2, 20, "ncclDevKernel_AllReduce_Sum_f32", 300, 200, correlation_id=2),
-        event(2, 21, "MemcpyD2H", 600, 50),
-        event(2, 30, "fusion.3", 100, 300),
-    ]
-
-
-def test_a_trace_of_jax_is_read(tmp_path):
-    path = tmp_path / "host.trace.json"
-    path.write_text(json.dumps({"displayTimeUnit": "ns", "metadata": {}, "traceEvents": of_jax()}))
-    run = load(path)
-    assert run.global_step.tolist() == [7]
-    numbers = {
-        name: run.metrics[name][0, 0] for name in ("compute_ms", "comm_ms", "hidden_ms", "exposed_copy_ms")
-    }
-    assert numbers == pytest.approx(
-        {"compute_ms": 0.3, "comm_ms": 0.2, "hidden_ms": 0.1, "exposed_copy_ms": 0.05}
-    )
-
-
 # ---- files that are none -----------------------------------------------------------------------
 
 

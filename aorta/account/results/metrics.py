@@ -107,18 +107,9 @@ def quantile_metric(values: Floats, share: float, unit: str) -> Metric:
 def binomial_places(num: int, share: float) -> tuple[int, int]:
     """Places i <= j of order statistics (from 1) with at most 2.5 % chance each that the quantile lies below
     the i-th or above the j-th; 0 and num + 1 where no iteration is far enough out."""
-    log_p, log_q = math.log(share), math.log1p(-share)
-    chances = [
-        math.exp(
-            math.lgamma(num + 1)
-            - math.lgamma(k + 1)
-            - math.lgamma(num - k + 1)
-            + k * log_p
-            + (num - k) * log_q
-        )
-        for k in range(num + 1)
-    ]
-    cumulative = np.cumsum(chances)
+    from scipy.special import bdtr
+
+    cumulative = bdtr(np.arange(num + 1), num, share)
     # P(quantile < x_(i)) = P(at most i - 1 lie below it); P(quantile > x_(j)) = P(at least j lie below it).
     low = int(np.searchsorted(cumulative, 0.025, side="right"))
     high = int(np.searchsorted(cumulative, 0.975, side="left")) + 1

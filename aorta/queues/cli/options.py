@@ -26,7 +26,6 @@ _NAMED, _PARAMETERS = _HERE + "workload", _HERE + "workload_parameters"
 DAILY = {
     "streams",
     "output",
-    "plots",
     "iterations",
     "sync_mode",
     "device",

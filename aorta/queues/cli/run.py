@@ -72,11 +72,8 @@ def run_command(workload: str, streams: str, output: Path | None, **values: Any)
 @click.argument("workload")
 @click.option("--streams", "-s", default="1,2,4,8,16,32", show_default=True)
 @click.option("--output", "-o", type=click.Path(path_type=Path))
-@click.option("--plots", type=click.Path(path_type=Path), help="Folder for PNGs of the sweep.")
 @measuring_options(iterations=100)
-def sweep_command(
-    workload: str, streams: str, output: Path | None, plots: Path | None, **values: Any
-) -> None:
+def sweep_command(workload: str, streams: str, output: Path | None, **values: Any) -> None:
     """Measure WORKLOAD over stream counts."""
     from aorta.queues.harness.measure import refusal
     from aorta.queues.workloads import find
@@ -90,18 +87,15 @@ def sweep_command(
     reasons = [refusal(plan, ranks.device.type, ranks.world_size) for plan in plans]
     if all(reasons):
         raise ConfigError(f"no point of the sweep is possible: {reasons[0]}")
-    _sweep(plans, ranks, common, output, plots)
+    _sweep(plans, ranks, common, output)
 
 
 @click.command("run-priority", cls=DailyCommand)
 @click.argument("priority", type=click.Choice([*PRIORITIES, "all"]))
 @click.option("--streams", "-s", default="1,2,4,8,16", show_default=True)
 @click.option("--output", "-o", type=click.Path(path_type=Path))
-@click.option("--plots", type=click.Path(path_type=Path), help="Folder for PNGs of the sweeps.")
 @measuring_options(iterations=50)
-def priority_command(
-    priority: str, streams: str, output: Path | None, plots: Path | None, **common: Any
-) -> None:
+def priority_command(priority: str, streams: str, output: Path | None, **common: Any) -> None:
     """Measure every workload of a priority over stream counts."""
     from aorta.queues.workloads import workloads
 
@@ -109,43 +103,29 @@ def priority_command(
     ranks = ready_ranks(common)
     chosen = [kind for kind in workloads().values() if priority in (kind.priority, "all")]
     plans = [plan_of(kind, kind.Options(), count, common, ranks) for kind in chosen for count in counts]
-    _sweep(plans, ranks, common, output, plots)
+    _sweep(plans, ranks, common, output)
 
 
-def _sweep(
-    plans: "Sequence[PointPlan]",
-    ranks: "Ranks",
-    common: dict[str, Any],
-    output: Path | None,
-    plots: Path | None,
-) -> None:
+def _sweep(plans: "Sequence[PointPlan]", ranks: "Ranks", common: dict[str, Any], output: Path | None) -> None:
     import msgspec
 
-    from aorta.account.results.schema import check_output, write_document
+    from aorta.account.results.schema import write_document
     from aorta.queues.harness.measure import document
     from aorta.queues.harness.scaling import scalings
 
     _check_files(output, plans, common, ranks)
-    if plots is not None:
-        from aorta.queues.plots import draw, picture_path
-
-        for plan in plans:
-            check_output(picture_path(plots, plan.workload.name), common["overwrite"])
     points = _measure(plans, ranks, common)
     if not ranks.is_first:
         sys.exit(_status(points))
     result = msgspec.structs.replace(document(points, ranks), scaling=scalings(points))
     if output is not None:
         write_document(output, result, common["overwrite"])
-    pictures = []
-    if plots is not None:
-        pictures = draw(result, plots, common["overwrite"])
     if common["as_json"]:
         _print_json(result)
     else:
         from aorta.queues.cli.show import show_sweep
 
-        show_sweep(result, output, pictures)
+        show_sweep(result, output)
     sys.exit(_status(points))
 
 

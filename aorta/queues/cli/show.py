@@ -31,10 +31,10 @@ def show_run(result: Document, output: Path | None) -> None:
             console.print(f"slowest - fastest rank: {number(point.skew_ms)} {interval(point.skew_ms)}")
     for line in _power(point):
         console.print(line, markup=False)
-    _footer(console, point.notes, result.setting, [output] if output else [])
+    _footer(console, point.notes, result.setting, output)
 
 
-def show_sweep(result: Document, output: Path | None, pictures: Sequence[Path]) -> None:
+def show_sweep(result: Document, output: Path | None) -> None:
     """A table for each workload with its knee; points that were skipped or failed are rows too."""
     console = _console()
     names = dict.fromkeys(str(point.configuration["workload"]) for point in result.points)
@@ -53,7 +53,7 @@ def show_sweep(result: Document, output: Path | None, pictures: Sequence[Path]) 
         for note in dict.fromkeys(note for point in points for note in (*_reasons(point), *point.notes)):
             console.print(f"  {note}", markup=False, style="yellow", soft_wrap=True)
         console.print()
-    _footer(console, [], result.setting, [*([output] if output else []), *pictures])
+    _footer(console, [], result.setting, output)
 
 
 def heading(point: Point, setting: Setting, with_streams: bool = True) -> str:
@@ -243,12 +243,12 @@ def _least_ratio(rate: Metric | None, first: Metric | None) -> float | None:
     return None if low is None or not high else low / high
 
 
-def _footer(console: Console, notes: Sequence[str], setting: Setting, files: Sequence[Path]) -> None:
+def _footer(console: Console, notes: Sequence[str], setting: Setting, output: Path | None) -> None:
     console.print(f"queues: {setting.queues}", markup=False)
     for note in [*notes, *setting.warnings]:
         console.print(note, markup=False, style="yellow", soft_wrap=True)
-    for path in files:
-        console.print(f"wrote {path}", markup=False, soft_wrap=True)
+    if output is not None:
+        console.print(f"wrote {output}", markup=False, soft_wrap=True)
 
 
 def number(metric: Metric) -> str:
