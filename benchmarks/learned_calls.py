@@ -17,10 +17,10 @@ from typing import Any
 from harness import arguments, write
 
 from aorta.errors import AortaError
-from aorta.record.calls import CollectiveCall, Group, RecordedStep
 from aorta.record.learned_calls import Learner
 from aorta.records.reader import read_steps
 from aorta.records.schema import CollectiveRecord, StepRecord
+from aorta.steps.notes import CollectiveCall, Group, RecordedStep
 
 LEAST_STEPS = 14
 
@@ -55,7 +55,7 @@ def _how(step: RecordedStep, happened: list[CollectiveCall]) -> str:
         return "seen"
     if step.learned is None:
         return "unknown"
-    calls = step.learned.like.calls
+    calls = step.learned.calls
     if [call.op for call in calls] != [call.op for call in happened]:
         return "other_operations"
     both = [[(c.group.key, c.bytes, c.dtype, c.is_async) for c in of] for of in (calls, happened)]

@@ -20,7 +20,7 @@ import psutil
 from harness import arguments, write
 
 from aorta.steps.kernel_steps import KernelSteps
-from aorta.steps.raw import KernelChunk, RawStep, ResolverSettings
+from aorta.steps.notes import KernelChunk, RecordedStep, ResolverSettings
 from tests.device.native.stand_ins import Cupti, PlannedActivity, build_stand_in
 from tests.steps.kernel_rows import step as raw_step
 
@@ -52,7 +52,7 @@ class Run:
         self.now_ns = 10**9
         self.correlation = self.num_launched = self.num_told = self.num_unresolved = 0
         self.num_names = 0
-        self.ready: list[RawStep] = []
+        self.ready: list[RecordedStep] = []
 
     @staticmethod
     def _dtype() -> np.dtype[Any]:

@@ -38,7 +38,7 @@ from aorta.merge.lines import read_lines, whole_steps
 from aorta.queues.probe.kernels import NEVER, NUM_SLOTS, open_kernels
 from aorta.records.reader import read_run, read_steps
 from aorta.records.schema import StepRecord
-from aorta.steps.raw import RECORD_DTYPE, What
+from aorta.steps.notes import RECORD_DTYPE, What
 from aorta.timeline.overlap import overlap
 from aorta.timeline.types import Kind
 from aorta.traces.kineto import read_kineto

@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from aorta.device.marks import Mark, NotPassedError
+from aorta.device.marks import NotPassedError
+from aorta.steps.notes import Mark
 
 if TYPE_CHECKING:
     from aorta.device.backend import Backend
@@ -93,7 +94,7 @@ class EventClock:
         return Mark(before_ns, event), before_ns, monotonic_ns()
 
     def passed(self, mark: Mark) -> bool:
-        has_passed: bool = mark.event.query()  # type: ignore[attr-defined]
+        has_passed: bool = mark.event.query()
         return has_passed
 
     def distance_ms(self, start: Mark, end: Mark) -> float:

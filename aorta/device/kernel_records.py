@@ -16,7 +16,7 @@ import torch
 
 from aorta.device.native.build import NativeError, library_path, load_library, load_path
 from aorta.errors import AortaError
-from aorta.steps.raw import RECORD_DTYPE, What
+from aorta.steps.notes import RECORD_DTYPE, What
 
 CAPACITY = 1 << 19
 """Records that the ring holds (20 MB): some hundred steps of a thousand kernels, read 20 times a second."""

@@ -8,20 +8,7 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Generic, Protocol, TypeVar
 
-import msgspec
-
-
-class Mark(msgspec.Struct, eq=False, gc=False):
-    """A point on a stream. `host_ns` is the monotonic host time just before it was queued.
-
-    Made by the hundred beside a training loop: in C, and unknown to the garbage collector, which
-    would otherwise run more often (an event refers to nothing).
-    """
-
-    host_ns: int
-    event: object = None
-    number: int = 0
-    """The mark's number among the driver's kernel records; 0: it is not one of those."""
+from aorta.steps.notes import Mark
 
 
 class NotPassedError(Exception):

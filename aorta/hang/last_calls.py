@@ -21,7 +21,7 @@ from aorta.hang.report import FOLDER, CallState, GroupState, HangReport
 from aorta.records.files import call_counts_name, last_calls_name
 
 if TYPE_CHECKING:  # whoever reads reports needs no torch
-    from aorta.record.calls import CollectiveCall, RecordedStep
+    from aorta.steps.notes import CollectiveCall, RecordedStep
 
 SLOT_BYTES, NUM_SLOTS = 160, 512
 """Layout of LastCalls: the latest NUM_SLOTS calls, one in each slot."""

@@ -21,15 +21,14 @@ import torch
 from torch._C import _distributed_c10d as c10d
 
 from aorta.device.backend import backend_of
-from aorta.device.marks import Mark
 from aorta.device.telemetry import TelemetrySampler
 from aorta.files import write_whole
 from aorta.hang.report import LISTED_AFTER, LISTED_BEFORE, CallStack, CallState, GroupState
 from aorta.processes import in_thread, no_garbage_collection
 from aorta.record import cpu_observer, event_observer
-from aorta.record.calls import CollectiveCall, Group, RecordedStep
 from aorta.record.journal import Journal
 from aorta.records.schema import DeviceRecord
+from aorta.steps.notes import CollectiveCall, Group, Mark, RecordedStep
 
 FRAMES = 20
 """Frames of a stack that a report holds."""
@@ -183,7 +182,7 @@ def _passed(mark: Mark | None) -> bool | None:
     if event is None:
         return True  # set on the host when it happened, or resolved
     try:
-        return bool(event.query())  # type: ignore[attr-defined]
+        return bool(event.query())
     except RuntimeError:  # the device is in an error state
         return None
 

@@ -54,7 +54,6 @@ from aorta.hang.standing import (
     write_flight_recorder,
 )
 from aorta.processes import in_thread
-from aorta.record.calls import CollectiveCall
 from aorta.record.journal import Journal
 from aorta.records.endings import lost_a_peer
 from aorta.records.files import call_counts_name, last_calls_name
@@ -62,6 +61,7 @@ from aorta.records.run_identity import is_stopped
 from aorta.records.schema import Ending
 from aorta.records.state import first_line, read_states
 from aorta.records.writer import move_aside, write_json
+from aorta.steps.notes import CollectiveCall
 
 log = logging.getLogger(__name__)
 ABORT_STATUS = 124

@@ -20,10 +20,10 @@ from weakref import ReferenceType, ref
 import torch
 from torch.nn import Module
 
-from aorta.record.calls import CollectiveCall, Group, RecordedStep
 from aorta.record.host import Phases, issued_ns
 from aorta.record.interception.replaced import ReplacedMethods, uncompiled
 from aorta.record.journal import Journal
+from aorta.steps.notes import CollectiveCall, Group, RecordedStep
 
 FSDP_MODULE = "torch.distributed.fsdp._fully_shard._fsdp_param_group"
 DDP_MODULE = "torch.nn.parallel.distributed"

@@ -13,11 +13,11 @@ from typing import Any
 
 from torch._C._distributed_c10d import ProcessGroup, Work
 
-from aorta.device.marks import HostClock, Mark
-from aorta.record.calls import CollectiveCall, Launch, Stall
+from aorta.device.marks import HostClock
 from aorta.record.interception.stalls import BackwardWatch, current_graph_task
-from aorta.record.interception.works import DoneWork, TimedWork
+from aorta.record.interception.works import DoneWork, Launch, TimedWork
 from aorta.record.journal import Journal
+from aorta.steps.notes import CollectiveCall, Mark, Stall
 
 
 class CpuObserver:

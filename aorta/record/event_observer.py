@@ -18,11 +18,11 @@ from torch._C._distributed_c10d import ProcessGroup, Work
 
 from aorta.device.backend import Backend
 from aorta.device.event_clock import DeviceStream, EventClock, NamedStreams, Order
-from aorta.record.calls import CollectiveCall, Group, Launch, RecordedStep, Stall, StreamWait
 from aorta.record.group_stream import finder_of
 from aorta.record.interception.stalls import BackwardWatch, CaptureWatch, current_graph_task
-from aorta.record.interception.works import DoneWork, TimedWork
+from aorta.record.interception.works import DoneWork, Launch, TimedWork
 from aorta.record.journal import Journal
+from aorta.steps.notes import CollectiveCall, Group, RecordedStep, Stall, StreamWait
 
 logger = logging.getLogger(__name__)
 
@@ -392,7 +392,7 @@ class EventObserver:
             caller = self._current_stream(self._device_index)
             if caller.raw == step.compute_raw_stream:
                 call.waited = True
-                step.waits.append(StreamWait(self._clock.mark(caller.stream), call))
+                step.waits.append(StreamWait(self._clock.mark(caller.stream), call.id))
         result = wait(*timeout)
         if call.end is None:
             call.end = self._clock.mark()

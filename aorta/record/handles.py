@@ -9,11 +9,10 @@ from typing import TYPE_CHECKING, Any, Self
 
 import torch
 
-from aorta.device.marks import Mark
-from aorta.record.calls import RecordedStep
 from aorta.record.interception.replaced import uncompiled
 from aorta.record.journal import Journal
 from aorta.record.scalars import scalar
+from aorta.steps.notes import Mark, RecordedStep
 from aorta.timeline.types import STEP_ANNOTATION
 
 if TYPE_CHECKING:

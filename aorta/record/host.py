@@ -29,12 +29,11 @@ from torch.optim.optimizer import (
 )
 
 from aorta.device.backend import accelerator
-from aorta.record.calls import CollectiveCall, RecordedStep
 from aorta.record.interception.replaced import uncompiled
 from aorta.record.journal import Journal
 from aorta.record.phase_memory import BACKWARD, FORWARD, OPTIMIZER, PhaseMemory
 from aorta.records.schema import HostKind, Phase
-from aorta.steps.raw import HostNote
+from aorta.steps.notes import CollectiveCall, HostNote, RecordedStep
 
 MOST_NOTES = 256
 """Limit of notes per step; what comes after is not noted."""
@@ -488,13 +487,3 @@ def own_threads_ns() -> int:
                 # Linux: the CPU clock of a thread by its number, which pthread_getcpuclockid makes, too.
                 total_ns += time.clock_gettime_ns((~thread.native_id << 3) | 6)
     return total_ns
-
-
-def use_ms(
-    begin: tuple[int, int, int | None] | None, end: tuple[int, int, int | None] | None
-) -> tuple[float, float | None] | None:
-    """Return CPU and ready ms between two readings; None where one is missing, or of another thread."""
-    if begin is None or end is None or begin[0] != end[0]:
-        return None
-    ready_ns = None if begin[2] is None or end[2] is None else end[2] - begin[2]
-    return (end[1] - begin[1]) / 1e6, None if ready_ns is None else ready_ns / 1e6

@@ -14,9 +14,8 @@ from weakref import ref
 import torch.distributed as dist
 from torch._C._distributed_c10d import ProcessGroup
 
-from aorta.record.calls import CollectiveCall, Group, RecordedStep
 from aorta.record.interception.works import Kept, TimedWork
-from aorta.steps.raw import LeftOutStep
+from aorta.steps.notes import CollectiveCall, Group, LeftOutStep, RecordedStep
 
 REMEMBERED_GROUPS = 1000
 """Destroyed process groups that are remembered, so that their numbering goes on if they return."""
@@ -210,7 +209,7 @@ class Journal:
             if work.tensors is not None:
                 end = work.call.end
                 event = None if end is None else end.event
-                if event is not None and not event.query():  # type: ignore[attr-defined]
+                if event is not None and not event.query():
                     return
                 work.tensors = None  # what the device read and wrote is no longer needed
             try:

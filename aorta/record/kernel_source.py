@@ -26,7 +26,7 @@ from aorta.device.cupti_faults import known_faults
 from aorta.device.kernel_records import KernelRecords, KernelRecordsUnavailable
 from aorta.errors import InstrumentError
 from aorta.record.interception.replaced import uncompiled
-from aorta.steps.raw import KernelChunk
+from aorta.steps.notes import KernelChunk
 
 logger = logging.getLogger(__name__)
 

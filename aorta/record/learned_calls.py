@@ -20,7 +20,7 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
-from aorta.record.calls import CollectiveCall, LearnedCalls, RecordedStep
+from aorta.steps.notes import CollectiveCall, LearnedCalls, RecordedStep
 
 AGREE = 8
 """Seen steps in a row that have to be of known sequences before one is unseen."""
@@ -89,12 +89,12 @@ class Learner:
         if step.learned is None:
             self._doubt()
             return
-        self.num_learned.update([call.op for call in step.learned.like.calls])
+        self.num_learned.update([call.op for call in step.learned.calls])
 
     def _told(self, step: RecordedStep, counts: Counts) -> LearnedCalls | None:
         issued = _issued(step.counts, counts)
         sequence = None if issued is None else self._known.get(issued)
-        return None if sequence is None else LearnedCalls(sequence.step, step.first_numbers)
+        return None if sequence is None else LearnedCalls(sequence.step.calls, step.first_numbers)
 
     def _learn(self, step: RecordedStep, counts: Counts) -> None:
         issued = _issued(step.counts, counts)

@@ -8,9 +8,8 @@ import logging
 import time
 from collections.abc import Callable
 
-from aorta.device.marks import HostClock, Mark, MarkClock
+from aorta.device.marks import HostClock, MarkClock
 from aorta.errors import InstrumentError
-from aorta.record.calls import LEFT_OUT, RecordedStep
 from aorta.record.handles import Cut, cut, profiler_is_on, split
 from aorta.record.host import next_node
 from aorta.record.journal import Journal
@@ -18,7 +17,7 @@ from aorta.record.overhead import SLOW
 from aorta.record.sampling import Sampling
 from aorta.record.scalars import DeviceScalar
 from aorta.record.sources import Sources
-from aorta.steps.raw import LeftOutStep
+from aorta.steps.notes import LEFT_OUT, LeftOutStep, Mark, RecordedStep
 
 logger = logging.getLogger(__name__)
 

@@ -14,7 +14,6 @@ import torch
 
 from aorta.device.marks import MarkClock
 from aorta.device.telemetry import TelemetrySampler
-from aorta.record.calls import RecordedStep
 from aorta.record.extract import Extractor, Telemetry
 from aorta.record.journal import Journal
 from aorta.record.open_steps import MANY_WAITING
@@ -26,7 +25,7 @@ from aorta.records.files import state_name, unwritten_name
 from aorta.records.schema import Ending, RunRecord, StepRecord
 from aorta.records.state import Tally
 from aorta.records.writer import RunFolder
-from aorta.steps.raw import ResolverSettings
+from aorta.steps.notes import RecordedStep, ResolverSettings
 
 logger = logging.getLogger(__name__)
 

@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable
 
 from aorta.device.backend import Backend
-from aorta.record.calls import RecordedStep
+from aorta.steps.notes import RecordedStep
 
 FORWARD, BACKWARD, OPTIMIZER = range(3)
 """What lies before a backward pass; the pass; what lies behind it, up to the optimizer's end."""

@@ -11,7 +11,7 @@ from torch._C._distributed_c10d import ProcessGroup, Work
 
 from aorta.config import ProfilingConfig
 from aorta.device.backend import accelerator
-from aorta.record.calls import Launch, Observer
+from aorta.record.interception.works import Launch, Observer
 from aorta.timeline.types import STEP_ANNOTATION
 
 log = logging.getLogger(__name__)

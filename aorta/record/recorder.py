@@ -7,7 +7,7 @@
       Output     the folder, the thread and process that write lines
 
 observers, replaced methods -> Journal                      on the threads of the program
-    -> SendingThread: Extractor -> RawStep                  on a thread of our own
+    -> SendingThread: Extractor reads marks                 on a thread of our own
     -> RecordSink: StepRecord -> lines, callbacks           on a GPU in a process of its own
 """
 
@@ -28,7 +28,6 @@ from aorta.device.environment import environment_warnings
 from aorta.device.marks import MarkClock, clock_anchor
 from aorta.errors import InstrumentError
 from aorta.launcher import rank_and_world_size
-from aorta.record.calls import Observer, RecordedStep
 from aorta.record.companions import Cause, Companions
 from aorta.record.description import (
     NOT_SEEN_BY_DESIGN,
@@ -44,6 +43,7 @@ from aorta.record.handles import Cut, StepHandle
 from aorta.record.host import own_threads_ns
 from aorta.record.interception.replaced import uncompiled
 from aorta.record.interception.switch import Interception
+from aorta.record.interception.works import Observer
 from aorta.record.journal import Journal
 from aorta.record.open_steps import OpenSteps
 from aorta.record.output import Output
@@ -54,6 +54,7 @@ from aorta.record.sources import Sources
 from aorta.records.files import sites_name, stacks_name
 from aorta.records.schema import Ending, PositionSource, RunRecord, StepRecord
 from aorta.records.state import Save
+from aorta.steps.notes import RecordedStep
 
 logger = logging.getLogger(__name__)
 

@@ -29,7 +29,6 @@ import torch
 from aorta.device.backend import accelerator
 from aorta.device.marks import HostClock
 from aorta.files import regular_descriptor
-from aorta.record.calls import LEFT_OUT, RecordedStep
 from aorta.record.extract import Extractor, Telemetry, host_only
 from aorta.record.journal import Journal
 from aorta.record.kernel_source import KernelSource
@@ -38,17 +37,19 @@ from aorta.records.state import Tally
 from aorta.records.writer import LineWriter, next_line_number
 from aorta.steps.event_steps import EventSteps
 from aorta.steps.left_out import LeftOutLines
-from aorta.steps.process import Closed, Reply, frame_bytes, packed, read_frame
-from aorta.steps.raw import (
+from aorta.steps.notes import (
+    LEFT_OUT,
     RECORD_DTYPE,
+    CallSequence,
     Frame,
     KernelChunk,
     LeftOutStep,
     LeftOutSteps,
-    RawSequence,
-    RawStep,
+    RecordedStep,
     ResolverSettings,
+    encoded,
 )
+from aorta.steps.process import Closed, Reply, frame_bytes, packed, read_frame
 from aorta.steps.told import Told
 
 logger = logging.getLogger(__name__)
@@ -217,15 +218,15 @@ class SendingThread:
 
 
 class RecordSink(Protocol):
-    """Takes the raw steps of one rank in order; their records go to the file and to the listener."""
+    """Takes the steps of one rank in order; their records go to the file and to the listener."""
 
-    def put(self, step: RawStep, reply: bool) -> None:
+    def put(self, step: RecordedStep, reply: bool) -> None:
         """Take a step. reply: the listener wants its record."""
 
     def put_left_out(self, steps: LeftOutSteps, reply: bool) -> None:
         """Take steps that the overhead left out."""
 
-    def put_sequence(self, sequence: RawSequence) -> None:
+    def put_sequence(self, sequence: CallSequence) -> None:
         """Take collectives that steps from here on refer to."""
 
     def put_kernels(self, chunk: KernelChunk) -> None:
@@ -260,7 +261,6 @@ class ProcessSink:
         called where the kernels of a step were not those of its collectives, in this order."""
         self._listener = listener
         self._refuted = refuted
-        self._encoder = msgspec.msgpack.Encoder()
         self._closed: Closed | None = None
         self._num_steps = 0
         self._is_gone = False
@@ -287,7 +287,7 @@ class ProcessSink:
         """Number of the process that writes."""
         return self._process.pid
 
-    def put(self, step: RawStep, reply: bool) -> None:
+    def put(self, step: RecordedStep, reply: bool) -> None:
         self._num_steps += 1
         self._send(Frame(step=step, reply=reply))
 
@@ -295,7 +295,7 @@ class ProcessSink:
         self._num_steps += len(steps.steps)
         self._send(Frame(left_out=steps, reply=reply))
 
-    def put_sequence(self, sequence: RawSequence) -> None:
+    def put_sequence(self, sequence: CallSequence) -> None:
         self._send(Frame(sequence=sequence))
 
     def put_kernels(self, chunk: KernelChunk) -> None:
@@ -333,7 +333,7 @@ class ProcessSink:
         return self._num_steps - self._closed.num_written
 
     def _send(self, frame: Frame) -> None:
-        body = self._encoder.encode(frame)
+        body = encoded(frame)
         with self._sending:
             if self._is_gone:
                 return
@@ -386,7 +386,7 @@ class ThreadSink:
         self._listener = listener
         self._tally = tally
 
-    def put(self, step: RawStep, reply: bool) -> None:
+    def put(self, step: RecordedStep, reply: bool) -> None:
         record = self._event_steps.resolve(step)
         written = self._writer.write(self._told.rest_of(record))
         if self._tally is not None:
@@ -407,7 +407,7 @@ class ThreadSink:
             for record in self._left_out.records(steps):
                 self._listener(record)
 
-    def put_sequence(self, sequence: RawSequence) -> None:
+    def put_sequence(self, sequence: CallSequence) -> None:
         raise NotImplementedError("every collective of a CPU is seen")
 
     def put_kernels(self, chunk: KernelChunk) -> None:
@@ -469,7 +469,7 @@ class UnwrittenSteps:
             os.pwrite(self._descriptor, data, self._offset)
         self._offset += len(data)
 
-    def _raw(self, step: RecordedStep) -> RawStep | None:
+    def _raw(self, step: RecordedStep) -> RecordedStep | None:
         if self._settings.on_device:
             return host_only(step, KILLED_BEFORE_READ) if step.by_kernels else None
         if step.calls and not all(call.end or call.reason for call in step.calls):

@@ -15,7 +15,6 @@ import msgspec
 import torch
 
 from aorta.device.backend import accelerator
-from aorta.record.calls import RecordedStep
 from aorta.record.census import LAST_NODE, census
 from aorta.record.collective_names import qualified_names
 from aorta.record.run_folder import Claim
@@ -23,6 +22,7 @@ from aorta.record.stacks import StackTree
 from aorta.records.libraries import library_of
 from aorta.records.memory import MemoryShortage, write_shortage
 from aorta.records.stacks import STACK_PHASES
+from aorta.steps.notes import RecordedStep
 
 WITHIN_S = 1.0
 """Limit of a look while the program goes on."""

@@ -11,12 +11,12 @@ from pathlib import Path
 from types import FrameType
 from typing import NamedTuple
 
-from aorta.record.calls import CollectiveCall
 from aorta.record.interception.replaced import uncompiled
 from aorta.record.journal import Journal
 from aorta.records.libraries import OWN, PYTHON, library_of
 from aorta.records.schema import CallSite, CallSites
 from aorta.records.writer import write_sealed
+from aorta.steps.notes import CollectiveCall
 
 FIRST = 2
 """Seen steps that are passed over: they connect, and synchronise what was made."""

@@ -11,15 +11,15 @@ import torch.distributed as dist
 
 from aorta.device.backend import CPU, Backend, accelerator
 from aorta.device.event_clock import EventClock
-from aorta.device.marks import HostClock, Mark, MarkClock
+from aorta.device.marks import HostClock, MarkClock
 from aorta.errors import InstrumentError
-from aorta.record.calls import Observer
 from aorta.record.collective_names import ModuleNames
 from aorta.record.cpu_observer import CpuObserver
 from aorta.record.event_observer import EventObserver
 from aorta.record.host import HostWatch, ThreadUse
 from aorta.record.interception.stalls import CaptureWatch, StreamWaitPatch
 from aorta.record.interception.switch import BackendCounts, Interception
+from aorta.record.interception.works import Observer
 from aorta.record.journal import Journal
 from aorta.record.kernel_source import KernelSource
 from aorta.record.learned_calls import Learner
@@ -28,6 +28,7 @@ from aorta.record.phase_memory import PhaseMemory
 from aorta.record.settings import RecorderSettings
 from aorta.record.sites import Sites
 from aorta.record.stacks import StackSampler
+from aorta.steps.notes import Mark
 
 FirstMark = tuple[Mark | None, int, int]
 """The run's first mark, and the monotonic ns between which it passed; None, 0, 0 on a CPU."""

@@ -18,7 +18,6 @@ import torch
 
 from aorta.files import regular_descriptor
 from aorta.processes import no_garbage_collection
-from aorta.record.calls import RecordedStep
 from aorta.record.journal import Journal
 from aorta.record.lock_holder import LockWatch, clock_of, cpu_ns
 from aorta.records.libraries import OWN, library_of
@@ -33,6 +32,7 @@ from aorta.records.stacks import (
     StackPhase,
     StackSample,
 )
+from aorta.steps.notes import RecordedStep
 
 PERIOD_S = 0.05
 FIRST_PERIOD_S, NUM_FIRST = 0.02, 100

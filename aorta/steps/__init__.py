@@ -1,8 +1,8 @@
-"""Turns the raw steps of one rank into step records; without torch, in a process of its own.
+"""Turns the steps of one rank into step records; without torch, in a process of its own.
 
 The way of a step, in the order in which to read the files:
 
-    raw.py               what the recorder sends: RawStep, KernelChunk, each in a Frame
+    notes.py             what is noted of a step and sent: RecordedStep, KernelChunk, each in a Frame
     process.py           the process: reads frames, keeps the steps in order (StepQueue), writes lines
     event_steps.py       a step timed by events, or on a CPU by the host's clock -> StepRecord
     kernel_steps.py      a step timed by the driver's kernel records -> StepRecord

@@ -1,13 +1,13 @@
 """Step records from events: marks on the compute stream and around every collective.
 
-`EventSteps` takes the raw steps of a rank in order. Of each it works out when collectives ran, when the
+`EventSteps` takes the steps of a rank in order. Of each it works out when collectives ran, when the
 compute stream stood still and when it ran dry; what is left counts as compute. On a CPU the marks are the
 host's times. A collective may end in a later step than it began in, so EventSteps keeps a `_RunState`.
 
 host ns: monotonic, on the host's clock.
 run ms: on the device's clock, since the first mark of the run.
 step ms: since the start of the step at hand: run ms less `start_run_ms`.
-A RawMark has step ms and the host ns at which it was queued; DeviceClock maps one to the other, and their
+A Mark has step ms and the host ns at which it was queued; DeviceClock maps one to the other, and their
 distance is the mark's lag.
 """
 
@@ -24,13 +24,14 @@ from aorta.records.schema import (
     StepRecord,
 )
 from aorta.steps.clocks import DeviceClock
-from aorta.steps.raw import CallId, RawCall, RawMark, RawStep, ResolverSettings
+from aorta.steps.notes import CallId, CollectiveCall, Mark, RecordedStep, ResolverSettings
 from aorta.steps.record import (
     NO_DETAILS,
     NO_OVERLAP,
     collective_record,
     host_spans,
     left_out_record,
+    module_places,
     scalar_reasons,
     step_record,
 )
@@ -99,7 +100,7 @@ class _RunState:
 
 
 class EventSteps:
-    """Turns the raw steps of one rank into records, in order."""
+    """Turns the steps of one rank into records, in order."""
 
     def __init__(self, settings: ResolverSettings) -> None:
         self._settings = settings
@@ -108,7 +109,7 @@ class EventSteps:
         )
         self._run = _RunState()
 
-    def resolve(self, step: RawStep) -> StepRecord:
+    def resolve(self, step: RecordedStep) -> StepRecord:
         """The step's record. Steps must come in the order in which they ran."""
         if step.left_out is not None:
             return left_out_record(step, self._settings, "host" if self._clock is None else "events")
@@ -122,7 +123,7 @@ class EventSteps:
 
     # -- times --------------------------------------------------------------------------------
 
-    def _times(self, step: RawStep) -> _Times:
+    def _times(self, step: RecordedStep) -> _Times:
         """The step's intervals.
 
         Order matters. Waits come after the calls, whose ends they look up. `_starved` is last: its marks
@@ -140,14 +141,13 @@ class EventSteps:
             if call.start is None or call.end is None:
                 calls.append(None)
                 continue
-            queued_ms, end_ms = self._ms(call.start), self._ms(call.end)
-            group = step.groups[call.group]
-            start_ms, start_by = self._start(call, group.key, queued_ms, end_ms)
-            run.ends_run_ms[group.key, call.seq] = origin + end_ms
+            queued_ms, end_ms = self._ms(step, call.start), self._ms(step, call.end)
+            start_ms, start_by = self._start(call, queued_ms, end_ms)
+            run.ends_run_ms[call.id] = origin + end_ms
             if call.blocks:
                 blocked.append((queued_ms, end_ms))
             calls.append((start_ms, start_by, end_ms))
-            if len(group.ranks) > 1:
+            if len(call.group.ranks) > 1:
                 comm.append(Span(start_ms, end_ms, Kind.COMM, call.op, call.stream))
                 if end_ms > step.window_ms:
                     run.carried.append((call.op, origin + start_ms, origin + end_ms))
@@ -158,7 +158,7 @@ class EventSteps:
         not_compute = union(np.concatenate([stalled, idle_after_body]))
         return _Times(comm, calls, stalled, starved, not_compute)
 
-    def _start(self, call: RawCall, group_key: str, queued_ms: float, end_ms: float) -> tuple[float, StartBy]:
+    def _start(self, call: CollectiveCall, queued_ms: float, end_ms: float) -> tuple[float, StartBy]:
         """Start of the collective itself, and what it waited for last.
 
         Not before its start mark, not before the group's previous call had ended (a communicator
@@ -170,8 +170,8 @@ class EventSteps:
             return min(queued_ms, end_ms), "stream"
         origin = self._run.start_run_ms
         # Popped and put back, so that the latest is the last: `_forget` drops from the front.
-        busy_until = self._run.fifo_end_run_ms.pop(group_key, float("-inf"))
-        self._run.fifo_end_run_ms[group_key] = max(busy_until, origin + end_ms)
+        busy_until = self._run.fifo_end_run_ms.pop(call.group.key, float("-inf"))
+        self._run.fifo_end_run_ms[call.group.key] = max(busy_until, origin + end_ms)
         start_ms, start_by = queued_ms, "stream"
         if busy_until - origin > start_ms:
             start_ms, start_by = busy_until - origin, "previous"
@@ -180,42 +180,42 @@ class EventSteps:
             start_ms, start_by = launched_ms, "launch"
         return min(start_ms, end_ms), start_by  # type: ignore[return-value]
 
-    def _launched_ms(self, call: RawCall) -> float | None:
+    def _launched_ms(self, call: CollectiveCall) -> float | None:
         """The host's launch on the device's axis, less the host work that follows a launch."""
         if self._clock is None or call.launched_ns == 0:
             return None
         return self._clock.run_ms(call.launched_ns) - self._run.start_run_ms - LAUNCH_TAIL_MS
 
-    def _waits(self, step: RawStep) -> list[tuple[float, float]]:
+    def _waits(self, step: RecordedStep) -> list[tuple[float, float]]:
         """Stretches in which the compute stream waited, as it was told to."""
         origin, ends = self._run.start_run_ms, self._run.ends_run_ms
-        blocked = [(self._ms(start_mark), self._ms(end_mark)) for start_mark, end_mark in step.stalls]
-        for mark, call_id in step.waits:
-            if call_id in ends:
-                start = self._ms(mark)
-                blocked.append((start, max(start, ends[call_id] - origin)))
-        for mark, end_mark, call_ids in step.final_waits:
-            start = self._ms(mark)
-            end = max([start, *(ends[i] - origin for i in call_ids if i in ends)])
-            if end_mark is not None:
-                end = min(end, self._ms(end_mark))
+        blocked = [(self._ms(step, stall.start), self._ms(step, stall.end)) for stall in step.stalls]
+        for wait in step.waits:
+            if wait.call in ends:
+                start = self._ms(step, wait.start)
+                blocked.append((start, max(start, ends[wait.call] - origin)))
+        for final in step.final_waits:
+            start = self._ms(step, final.start)
+            end = max([start, *(ends[i] - origin for i in final.calls if i in ends)])
+            if final.end is not None:
+                end = min(end, self._ms(step, final.end))
             blocked.append((start, max(start, end)))
         return blocked
 
-    def _starved(self, step: RawStep) -> tuple[Intervals, Intervals]:
+    def _starved(self, step: RecordedStep) -> tuple[Intervals, Intervals]:
         """(stretches of the body that ended with an empty queue, time after the body without work)."""
         if self._clock is None:
             # On a CPU the host computes; after the body it loads data, logs, saves.
             return EMPTY, _rows([(step.body_ms, step.window_ms)])
         origin = self._run.start_run_ms
-        marks: list[RawMark] = [(step.body_ms, step.body_end_ns)]
-        marks += [call.start for call in step.calls if call.on_compute and call.start is not None]
-        marks += [mark for mark, _ in step.waits]
-        marks += [mark for stall in step.stalls for mark in stall]
-        marks += [mark for mark, _, _ in step.final_waits]
+        marks = [step.body_end, *(call.start for call in step.calls if call.on_compute)]
+        marks += [wait.start for wait in step.waits]
+        marks += [mark for stall in step.stalls for mark in (stall.start, stall.end)]
+        marks += [wait.start for wait in step.final_waits]
         starved: list[tuple[float, float]] = []
         previous_ms = 0.0
-        for ms, queued_ns in sorted((ms, queued_ns) for ms, queued_ns in marks if ms is not None):
+        of_device = [(mark.ms, mark.host_ns) for mark in marks if mark is not None and mark.ms is not None]
+        for ms, queued_ns in sorted(of_device):
             if ms > previous_ms:
                 self._clock.tighten(queued_ns, origin + ms)
                 if self._lag_ms(ms, queued_ns) < STARVED_LAG_MS:
@@ -227,16 +227,14 @@ class EventSteps:
             idle = _rows([(step.body_ms, step.window_ms)])
         return union(_rows(starved)), idle
 
-    def _ms(self, mark: RawMark) -> float:
+    def _ms(self, step: RecordedStep, mark: Mark) -> float:
         """ms from the step's start to the mark, on whichever clock the mark was set."""
-        ms, queued_ns = mark
-        if ms is not None:
-            return ms
+        if mark.ms is not None or self._clock is None:
+            return step.ms_of(mark)
         # A host mark in a step of device marks: a collective of CPU tensors.
-        assert self._clock is not None
-        return self._clock.run_ms(queued_ns) - self._run.start_run_ms
+        return self._clock.run_ms(mark.host_ns) - self._run.start_run_ms
 
-    def _host_ms(self, monotonic_ns: int, step: RawStep) -> float:
+    def _host_ms(self, monotonic_ns: int, step: RecordedStep) -> float:
         """ms from the step's start to a time of the host."""
         if self._clock is None:
             return (monotonic_ns - step.start_ns) / 1e6
@@ -249,7 +247,7 @@ class EventSteps:
 
     # -- the record ---------------------------------------------------------------------------
 
-    def _record(self, step: RawStep, times: _Times) -> StepRecord:
+    def _record(self, step: RecordedStep, times: _Times) -> StepRecord:
         compute = subtract(_rows([(0.0, step.window_ms)]), times.not_compute)
         spans = [*times.comm, *(Span(a, b, Kind.COMPUTE) for a, b in compute.tolist())]
         settings = self._settings
@@ -312,7 +310,7 @@ class EventSteps:
             hidden_per_compute=None, compute_allreduce_ms=None, compute_reducescatter_ms=None,
         )  # fmt: skip
 
-    def _not_measured(self, step: RawStep) -> dict[str, str]:
+    def _not_measured(self, step: RecordedStep) -> dict[str, str]:
         reasons = scalar_reasons(step)
         untimed = [call.reason for call in step.calls if call.start is None or call.end is None]
         if step.untimed is not None:
@@ -331,14 +329,13 @@ class EventSteps:
             reasons["memory"] = "there is no device"
         return reasons
 
-    def _collectives(self, step: RawStep, times: _Times) -> list[CollectiveRecord]:
-        records = []
+    def _collectives(self, step: RecordedStep, times: _Times) -> list[CollectiveRecord]:
+        records, places = [], module_places(step)
         for call, times_ms in zip(step.calls, times.calls, strict=True):
             start_ms, start_by, end_ms = times_ms or (None, None, None)
             launch_ms = self._launched_ms(call)
-            group = step.groups[call.group]
             method = start_by if self._clock is not None else None
-            records.append(collective_record(call, group, launch_ms, start_ms, end_ms, start_by=method))
+            records.append(collective_record(call, places, launch_ms, start_ms, end_ms, start_by=method))
         return records
 
     def _start_unix_ns(self) -> tuple[int, float | None]:

@@ -1,6 +1,6 @@
 """Step records from the driver's records of kernels, copies and sets.
 
-`KernelSteps` takes records in chunks and raw steps in order. The records of a step's marks give its window;
+`KernelSteps` takes records in chunks and steps in order. The records of a step's marks give its window;
 what ran in it gives the step's times. `match_calls` finds the kernel that carried out each collective.
 """
 
@@ -19,13 +19,14 @@ from aorta.records.schema import (
     KernelSums,
     StepRecord,
 )
-from aorta.steps.raw import RECORD_DTYPE, KernelChunk, RawCall, RawGroup, RawStep, ResolverSettings, What
+from aorta.steps.notes import RECORD_DTYPE, CollectiveCall, KernelChunk, RecordedStep, ResolverSettings, What
 from aorta.steps.record import (
     DIGITS,
     NO_DETAILS,
     NO_OVERLAP,
     collective_record,
     host_spans,
+    module_places,
     scalar_reasons,
     step_record,
 )
@@ -170,7 +171,7 @@ class KernelSteps:
         self._num_lost, self._num_dropped = chunk.num_lost, chunk.num_dropped
         self._num_no_time = chunk.num_no_time
 
-    def is_complete(self, step: RawStep, later: Sequence[RawStep]) -> bool:
+    def is_complete(self, step: RecordedStep, later: Sequence[RecordedStep]) -> bool:
         """Return True when all that ran in the step's window has come.
 
         later: the step and some that follow it. Records come in buffers; when the buffer with a later step's
@@ -179,7 +180,7 @@ class KernelSteps:
         if step.kernels_lost is not None:
             return True
         rows = self._gathered()
-        ends = rows[(rows["what"] == What.MARK) & (rows["name"] == _marks_of(step)[2])]
+        ends = rows[(rows["what"] == What.MARK) & (rows["name"] == step.kernel_marks[2])]
         if len(ends) == 0:
             # The device has passed the mark: once all that was launched before has come, it never will.
             return self._complete_ns >= step.window_end_ns and self._complete_ns > 0
@@ -188,19 +189,18 @@ class KernelSteps:
             return True
         return self._launched_when_settled(rows, later) >= end_ns
 
-    def _launched_when_settled(self, rows: Rows, later: Sequence[RawStep]) -> int:
+    def _launched_when_settled(self, rows: Rows, later: Sequence[RecordedStep]) -> int:
         """Host time before which everything that was launched has come, by the marks of later steps."""
         marks = rows[(rows["what"] == What.MARK) & (rows["buffer"] < self._settled)]
         settled = set(marks["name"].tolist())
         best = 0
         for step in later:
-            if step.kernel_marks is not None:
-                for number, host_ns in zip(_marks_of(step), _launches_of(step), strict=True):
-                    if number in settled:
-                        best = max(best, host_ns)
+            for number, host_ns in zip(step.kernel_marks, _launches_of(step), strict=True):
+                if number in settled:
+                    best = max(best, host_ns)
         return best
 
-    def resolve(self, step: RawStep) -> StepRecord:
+    def resolve(self, step: RecordedStep) -> StepRecord:
         """The step's record; where kernel records are missing it says why. Steps must come in order."""
         rows = self._gathered()
         window = _window_of(step, rows)
@@ -228,7 +228,7 @@ class KernelSteps:
         rows = self._rows
         self._rows = rows[rows["end"] >= before_ns]
 
-    def _why_not(self, step: RawStep, window: _Window | None) -> str | None:
+    def _why_not(self, step: RecordedStep, window: _Window | None) -> str | None:
         """Why the step's records cannot be used; None where they can."""
         if step.kernels_lost is not None:
             return step.kernels_lost
@@ -242,7 +242,7 @@ class KernelSteps:
 
     # -- one step ------------------------------------------------------------------------------
 
-    def _record(self, step: RawStep, rows: Rows, window: _Window) -> StepRecord:
+    def _record(self, step: RecordedStep, rows: Rows, window: _Window) -> StepRecord:
         start_ns, end_ns = window.start_ns, window.end_ns
         settings = self._settings
         is_work = (rows["what"] != What.MARK) & (rows["device"] == window.device)
@@ -290,7 +290,7 @@ class KernelSteps:
             not_measured=not_measured,
         )
 
-    def _checked(self, step: RawStep, launched: Rows) -> tuple[RawStep, str | None]:
+    def _checked(self, step: RecordedStep, launched: Rows) -> tuple[RecordedStep, str | None]:
         """Return an unseen step with its collectives if its kernels are theirs; else without, and the reason.
 
         Their number is then that of the kernels.
@@ -306,10 +306,10 @@ class KernelSteps:
             reason = UNLIKE_KERNELS
         return msgspec.structs.replace(step, calls=[], num_calls=len(kernels)), reason
 
-    def _match(self, step: RawStep, launched: Rows) -> MatchedCalls:
+    def _match(self, step: RecordedStep, launched: Rows) -> MatchedCalls:
         """Match the step's calls to rows of `launched`. Kernels in graphs have no call of their own."""
         kernels = self._kernels_of_calls(launched)
-        matched = match_calls(step.calls, step.groups, kernels)
+        matched = match_calls(step.calls, kernels)
         self.num_refuted += not step.is_unseen and not _fits(step, kernels)
         in_graph = self._is_comm(launched) & (launched["in_graph"] != 0)
         self._count(step, launched, matched, int(np.count_nonzero(in_graph)))
@@ -322,7 +322,7 @@ class KernelSteps:
             for row in np.flatnonzero(self._is_comm(launched) & (launched["in_graph"] == 0)).tolist()
         ]
 
-    def _count(self, step: RawStep, launched: Rows, matched: MatchedCalls, num_in_graphs: int) -> None:
+    def _count(self, step: RecordedStep, launched: Rows, matched: MatchedCalls, num_in_graphs: int) -> None:
         self._coverage.update(
             steps=1,
             matched=sum(1 for rows in matched.kernels_of_call if rows),
@@ -332,7 +332,7 @@ class KernelSteps:
         )
         texts = [
             f"step {step.global_step}: {step.calls[place].op} #{step.calls[place].seq} of group "
-            f"{step.groups[step.calls[place].group].name}, {step.calls[place].bytes} bytes: no kernel"
+            f"{step.calls[place].group.name}, {step.calls[place].bytes} bytes: no kernel"
             for place in matched.lone_calls
         ]
         texts += [
@@ -347,7 +347,7 @@ class KernelSteps:
         return np.asarray((rows["what"] == What.KERNEL) & by_name[_names_of(rows, len(self._line_index))])
 
     def _timeline(
-        self, step: RawStep, rows: Rows, window: _Window, ops_by_launch: dict[int, str]
+        self, step: RecordedStep, rows: Rows, window: _Window, ops_by_launch: dict[int, str]
     ) -> Timeline:
         start_ns, end_ns = window.start_ns, window.end_ns
         is_comm = self._is_comm(rows)
@@ -421,9 +421,9 @@ class KernelSteps:
         return [KernelSpan(*row) for row in zip(*columns, strict=True)]
 
 
-def _window_of(step: RawStep, rows: Rows) -> _Window | None:
+def _window_of(step: RecordedStep, rows: Rows) -> _Window | None:
     """None where the mark at the step's start or at its window's end has no record."""
-    start_number, body_number, end_number = _marks_of(step)
+    start_number, body_number, end_number = step.kernel_marks
     marks = {int(row["name"]): row for row in rows[rows["what"] == What.MARK]}
     start, end = marks.get(start_number), marks.get(end_number)
     if start is None or end is None:
@@ -431,11 +431,7 @@ def _window_of(step: RawStep, rows: Rows) -> _Window | None:
     return _Window(start, marks.get(body_number, end), end)
 
 
-def _marks_of(step: RawStep) -> tuple[int, int, int]:
-    return step.kernel_marks or (0, 0, 0)
-
-
-def _launches_of(step: RawStep) -> tuple[int, int, int]:
+def _launches_of(step: RecordedStep) -> tuple[int, int, int]:
     return step.start_ns, step.body_end_ns, step.window_end_ns
 
 
@@ -461,7 +457,7 @@ def _compute_streams(
     return frozenset((int(np.argmax(busy)),))
 
 
-def _ops_by_launch(step: RawStep, launched: Rows, matched: MatchedCalls) -> dict[int, str]:
+def _ops_by_launch(step: RecordedStep, launched: Rows, matched: MatchedCalls) -> dict[int, str]:
     """Operations by a kernel's correlation, from the matched calls: surer than by its name."""
     return {
         int(launched["correlation"][row]): call.op
@@ -471,16 +467,21 @@ def _ops_by_launch(step: RawStep, launched: Rows, matched: MatchedCalls) -> dict
 
 
 def _collectives(
-    step: RawStep, launched: Rows, matched: MatchedCalls, start_ns: int, exposed: Intervals
+    step: RecordedStep, launched: Rows, matched: MatchedCalls, start_ns: int, exposed: Intervals
 ) -> list[CollectiveRecord]:
+    places = module_places(step)
     return [
-        _collective(call, step.groups[call.group], launched[rows] if rows else None, start_ns, exposed)
+        _collective(call, places, launched[rows] if rows else None, start_ns, exposed)
         for call, rows in zip(step.calls, matched.kernels_of_call, strict=True)
     ]
 
 
 def _collective(
-    call: RawCall, group: RawGroup, kernels: Rows | None, start_ns: int, exposed: Intervals = EMPTY
+    call: CollectiveCall,
+    places: dict[str, int],
+    kernels: Rows | None,
+    start_ns: int,
+    exposed: Intervals = EMPTY,
 ) -> CollectiveRecord:
     start_ms = end_ms = exposed_ms = None
     if kernels is not None:
@@ -489,9 +490,9 @@ def _collective(
         before_ms = length_before(exposed, np.array([start_ms, end_ms]))
         exposed_ms = round(float(before_ms[1] - before_ms[0]), 6)
     elif call.start is not None and call.end is not None:  # of CPU tensors: timed by the host
-        start_ms, end_ms = (call.start[1] - start_ns) / 1e6, (call.end[1] - start_ns) / 1e6
+        start_ms, end_ms = ((mark.host_ns - start_ns) / 1e6 for mark in (call.start, call.end))
     launch_ms = (call.launched_ns - start_ns) / 1e6 if call.launched_ns else None
-    return collective_record(call, group, launch_ms, start_ms, end_ms, exposed_ms=exposed_ms)
+    return collective_record(call, places, launch_ms, start_ms, end_ms, exposed_ms=exposed_ms)
 
 
 def _add(classes: dict[str, tuple[float, int]], name: str, ms: float, count: int) -> None:
@@ -499,9 +500,9 @@ def _add(classes: dict[str, tuple[float, int]], name: str, ms: float, count: int
     classes[name] = (previous_ms + ms, previous_count + count)
 
 
-def without_kernels(step: RawStep, settings: ResolverSettings, reason: str) -> StepRecord:
+def without_kernels(step: RecordedStep, settings: ResolverSettings, reason: str) -> StepRecord:
     """The record of a step whose kernel records are missing: what the host noted."""
-    not_measured = scalar_reasons(step)
+    not_measured, places = scalar_reasons(step), module_places(step)
     for name in ("step_ms", "between_steps_ms", "overlap", "streams", "active_segments", "kernels"):
         not_measured[name] = reason
     return step_record(
@@ -515,7 +516,7 @@ def without_kernels(step: RawStep, settings: ResolverSettings, reason: str) -> S
         overlap=NO_OVERLAP,
         collectives=None
         if step.num_calls is not None
-        else [_collective(call, step.groups[call.group], None, step.start_ns) for call in step.calls],
+        else [_collective(call, places, None, step.start_ns) for call in step.calls],
         host_spans=host_spans(step, lambda ns: (ns - step.start_ns) / 1e6),
         not_measured=not_measured,
     )
@@ -524,16 +525,14 @@ def without_kernels(step: RawStep, settings: ResolverSettings, reason: str) -> S
 # -- which kernel carried out which call ---------------------------------------------------------------
 
 
-def match_calls(
-    calls: Sequence[RawCall], groups: Sequence[RawGroup], kernels: Sequence[LaunchedKernel]
-) -> MatchedCalls:
+def match_calls(calls: Sequence[CollectiveCall], kernels: Sequence[LaunchedKernel]) -> MatchedCalls:
     """Match the calls of a step to the communication kernels that the step launched.
 
     Both are in the order of launch; where that does not fit, operation by operation. A call has one kernel; a
     coalesced one has as many as it has members where the numbers then agree, since a library may launch a
     group in parts.
     """
-    expected = [place for place, call in enumerate(calls) if has_kernel(call, groups)]
+    expected = [place for place, call in enumerate(calls) if has_kernel(call)]
     result = MatchedCalls([[] for _ in calls], [], [])
     if _in_order(calls, expected, kernels):
         for place, kernel in zip(expected, kernels, strict=True):
@@ -555,18 +554,20 @@ def kernel_op(op: str) -> str:
     return _KERNEL_OF_OP.get(op, op)
 
 
-def has_kernel(call: RawCall, groups: Sequence[RawGroup]) -> bool:
+def has_kernel(call: CollectiveCall) -> bool:
     """Return True for collectives that run as kernels: not on the host, not in a group of one rank."""
-    return call.stream != "host" and call.reason is None and len(groups[call.group].ranks) > 1
+    return call.stream != "host" and call.reason is None and len(call.group.ranks) > 1
 
 
-def _fits(step: RawStep, kernels: Sequence[LaunchedKernel]) -> bool:
+def _fits(step: RecordedStep, kernels: Sequence[LaunchedKernel]) -> bool:
     """True where the kernels are those of the step's calls, one each and in their order."""
-    expected = [place for place, call in enumerate(step.calls) if has_kernel(call, step.groups)]
+    expected = [place for place, call in enumerate(step.calls) if has_kernel(call)]
     return _in_order(step.calls, expected, kernels)
 
 
-def _in_order(calls: Sequence[RawCall], expected: Sequence[int], kernels: Sequence[LaunchedKernel]) -> bool:
+def _in_order(
+    calls: Sequence[CollectiveCall], expected: Sequence[int], kernels: Sequence[LaunchedKernel]
+) -> bool:
     if len(expected) != len(kernels):
         return False
     return all(
@@ -576,7 +577,7 @@ def _in_order(calls: Sequence[RawCall], expected: Sequence[int], kernels: Sequen
 
 
 def _match_op(
-    calls: Sequence[RawCall], places: list[int], kernels: list[LaunchedKernel], result: MatchedCalls
+    calls: Sequence[CollectiveCall], places: list[int], kernels: list[LaunchedKernel], result: MatchedCalls
 ) -> None:
     sizes = [1] * len(places)
     if len(kernels) != len(places):

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from aorta.records.schema import StepRecord
-from aorta.steps.raw import LeftOutStep, LeftOutSteps, RawStep, ResolverSettings
+from aorta.steps.notes import LeftOutStep, LeftOutSteps, Mark, RecordedStep, ResolverSettings
 from aorta.steps.record import left_out_record
 from aorta.steps.told import REPEATED, Told
 from aorta.timeline.types import Source
@@ -28,27 +28,27 @@ _Kind = tuple[str, str, int | None]
 _ANY = LeftOutStep(0, 0, 0, 0, 0, 0, None, 0, [])
 
 
-def raw_steps(steps: LeftOutSteps) -> Iterator[RawStep]:
+def as_steps(steps: LeftOutSteps) -> Iterator[RecordedStep]:
     """The same steps, each as a message of its own would be."""
     for place, step in enumerate(steps.steps):
         has_sample = place == 0 and steps.device is not None
-        yield RawStep(
+        yield RecordedStep(
             global_step=step.global_step,
             step=step.global_step,
             epoch=0,
             tokens=None,
-            start_ns=step.start_ns,
-            window_ms=0.0,
-            body_ms=0.0,
-            body_end_ns=step.body_end_ns,
-            window_end_ns=step.end_ns,
-            host_ms=(step.body_end_ns - step.start_ns) / 1e6,
+            start=Mark(step.start_ns),
+            body_end=Mark(step.body_end_ns),
+            window_end=Mark(step.end_ns),
+            host_start_ns=step.start_ns,
+            host_end_ns=step.body_end_ns,
             device=steps.device if has_sample else None,
             not_measured=steps.not_measured,
             rollbacks=step.rollbacks,
             host_notes=step.notes,
-            host_use=(step.cpu_ns / 1e6, None if step.ready_ns is None else step.ready_ns / 1e6),
-            own_ms=step.own_ns / 1e6,
+            use_at_start=(0, 0, 0),
+            use_at_end=(0, step.cpu_ns, step.ready_ns),
+            own_ns=step.own_ns,
             left_out=steps.reason,
         )
 
@@ -68,9 +68,7 @@ class LeftOutLines:
     def records(self, steps: LeftOutSteps) -> Iterator[StepRecord]:
         """The records, as `left_out_record` makes them and their lines have them."""
         told = Told()
-        return (
-            told.rest_of(left_out_record(step, self._settings, self._source)) for step in raw_steps(steps)
-        )
+        return (told.rest_of(left_out_record(step, self._settings, self._source)) for step in as_steps(steps))
 
     def bodies(self, steps: LeftOutSteps) -> list[bytes]:
         """The records as JSON."""

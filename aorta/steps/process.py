@@ -1,4 +1,4 @@
-"""The process that turns the raw steps of one rank into lines of its record file, in their order.
+"""The process that turns the steps of one rank into lines of its record file, in their order.
 
 The recorder (aorta.record.sending) starts it and writes frames to its standard input; `serve` is its loop. It
 outlives a training process that is killed: what that had sent, or kept beside the lines for this case (the
@@ -29,8 +29,16 @@ from aorta.records.table import LineKey
 from aorta.records.writer import LineWriter, write_sealed
 from aorta.steps.event_steps import EventSteps
 from aorta.steps.kernel_steps import KernelSteps, without_kernels
-from aorta.steps.left_out import raw_steps
-from aorta.steps.raw import Frame, KernelChunk, RawSequence, RawStep, ResolverSettings
+from aorta.steps.left_out import as_steps
+from aorta.steps.notes import (
+    CallSequence,
+    Frame,
+    KernelChunk,
+    RecordedStep,
+    ResolverSettings,
+    decoded,
+    encoded,
+)
 from aorta.steps.record import left_out_record
 from aorta.steps.told import Told
 from aorta.timeline.types import Source
@@ -106,7 +114,6 @@ def serve(
     earlier = read_kernel_names(names_path)
     steps = StepQueue(settings, earlier)
     answers, names = _Replies(replies), _Names(names_path, settings.run_id, earlier)
-    decoder = msgspec.msgpack.Decoder(Frame)
     told = Told()
 
     def write(ready: Iterable[tuple[StepRecord, bool]]) -> None:
@@ -123,13 +130,13 @@ def serve(
     is_closed = False
     num_refuted = 0
     while (body := read_frame(frames)) is not None:
-        frame = decoder.decode(body)
+        frame = decoded(body, Frame)
         if frame.step is not None:
             last_sent = (frame.step.rollbacks, frame.step.global_step)
             write(steps.put(frame.step, frame.reply))
         elif frame.left_out is not None:
             last_sent = (frame.left_out.steps[-1].rollbacks, frame.left_out.steps[-1].global_step)
-            for step in raw_steps(frame.left_out):
+            for step in as_steps(frame.left_out):
                 write(steps.put(step, frame.reply))
         elif frame.sequence is not None:
             steps.add_sequence(frame.sequence)
@@ -205,8 +212,8 @@ class StepQueue:
         """Of the step that was recorded last."""
         self._by_events = EventSteps(settings)
         self._by_kernels = KernelSteps(settings, kernel_names)
-        self._waiting: deque[tuple[RawStep, bool]] = deque()
-        self._sequences: dict[int, RawSequence] = {}
+        self._waiting: deque[tuple[RecordedStep, bool]] = deque()
+        self._sequences: dict[int, CallSequence] = {}
 
     @property
     def num_refuted(self) -> int:
@@ -222,15 +229,14 @@ class StepQueue:
         coverage = self._by_kernels.coverage()
         return coverage if coverage.num_steps else None
 
-    def put(self, step: RawStep, reply: bool) -> Iterator[tuple[StepRecord, bool]]:
+    def put(self, step: RecordedStep, reply: bool) -> Iterator[tuple[StepRecord, bool]]:
         """Take a step; yields the records that are ready now, each with its `reply`."""
         if step.learned is not None:
-            number, first_numbers = step.learned
-            step = self._sequences[number].of_step(step, first_numbers)
+            step = self._sequences[step.learned.number].of_step(step)
         self._waiting.append((step, reply))
         return self._ready()
 
-    def add_sequence(self, sequence: RawSequence) -> None:
+    def add_sequence(self, sequence: CallSequence) -> None:
         """Take collectives that steps which come from now on refer to."""
         self._sequences[sequence.number] = sequence
         self._sequences.pop(sequence.number - MOST_SEQUENCES, None)
@@ -256,15 +262,15 @@ class StepQueue:
         step, reply = self._waiting.popleft()
         if step.left_out is not None:
             return left_out_record(step, self._settings, self._source), reply
-        if step.kernel_marks is None:
+        if not step.by_kernels:
             self._source = "events"
             return self._by_events.resolve(step), reply
         self._source = "kernels"
         return self._by_kernels.resolve(step), reply
 
-    def _is_complete(self, step: RawStep) -> bool:
+    def _is_complete(self, step: RecordedStep) -> bool:
         """Return True when everything recorded beside the step has come."""
-        if step.left_out is not None or step.kernel_marks is None:
+        if step.left_out is not None or not step.by_kernels:
             return True
         later = [step, *(waiting for waiting, _ in islice(self._waiting, 1, _LATER))]
         return self._by_kernels.is_complete(step, later)
@@ -298,16 +304,16 @@ def write_frame(stream: BinaryIO, body: bytes) -> None:
 # -- steps that a killed process had kept beside its lines ---------------------------------------------
 
 
-def packed(number: int, settings: ResolverSettings, step: RawStep) -> bytes:
+def packed(number: int, settings: ResolverSettings, step: RecordedStep) -> bytes:
     """A step as the journal keeps it: length, checksum, content. number: counts the steps that were kept."""
-    body = msgspec.msgpack.encode((number, settings, step))
+    body = encoded((number, settings, step))
     return len(body).to_bytes(4, "little") + zlib.crc32(body).to_bytes(4, "little") + body
 
 
 class _Packed(msgspec.Struct, array_like=True):
     number: int
     settings: ResolverSettings
-    step: RawStep
+    step: RecordedStep
 
 
 def unwritten_after(path: Path, last: LineKey | StepRecord | None) -> list[StepRecord]:
@@ -374,7 +380,7 @@ def _frames(path: Path) -> Iterator[_Packed]:
         body = data[position + _HEAD_BYTES : position + _HEAD_BYTES + size]
         if len(body) < size or zlib.crc32(body) != checksum:
             return
-        packed_step = msgspec.msgpack.decode(body, type=_Packed)
+        packed_step = decoded(body, _Packed)
         if number is not None and packed_step.number != number + 1:
             return
         number = packed_step.number

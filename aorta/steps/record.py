@@ -1,6 +1,6 @@
 """Fields that step records of every source share.
 
-`step_record` and `collective_record` make records of raw steps and calls for event_steps and kernel_steps;
+`step_record` and `collective_record` make records of steps and calls for event_steps and kernel_steps;
 `partial_record` makes one for sources that know less: traces, `aorta train` without a recorder, projections.
 """
 
@@ -19,7 +19,7 @@ from aorta.records.schema import (
     OverlapRecord,
     StepRecord,
 )
-from aorta.steps.raw import HostNote, RawCall, RawGroup, RawStep, ResolverSettings
+from aorta.steps.notes import CollectiveCall, HostNote, RecordedStep, ResolverSettings
 from aorta.timeline.collective import algbw_gb_s, busbw_gb_s
 from aorta.timeline.types import Source
 
@@ -40,8 +40,8 @@ UNMEASURED: dict[str, Any] = {
 }  # fmt: skip
 
 
-def step_record(step: RawStep, settings: ResolverSettings, **measured: Any) -> StepRecord:
-    """The record of a raw step: what the host noted, and `measured`, the fields of what timed it."""
+def step_record(step: RecordedStep, settings: ResolverSettings, **measured: Any) -> StepRecord:
+    """The record of a step: what the host noted, and `measured`, the fields of what timed it."""
     for name in ("step_ms", "between_steps_ms", "overlap", "streams"):
         if name in measured:
             measured[name] = rounded(measured[name])
@@ -56,8 +56,8 @@ def step_record(step: RawStep, settings: ResolverSettings, **measured: Any) -> S
         grad_norm=step.scalars.get("grad_norm"),
         scalars=other_scalars(step),
         tokens=step.tokens,
-        host_ms=step.host_ms,
-        instrument_ms=None if step.own_ms is None else round(step.own_ms, 4),
+        host_ms=(step.host_end_ns - step.host_start_ns) / 1e6,
+        instrument_ms=round(step.own_ns / 1e6, 4),
         num_collectives=len(step.calls) if step.num_calls is None else step.num_calls,
         modules=step.modules,
         host_use=host_use(step),
@@ -82,7 +82,7 @@ def rounded(value: Any) -> Any:
     return value
 
 
-def left_out_record(step: RawStep, settings: ResolverSettings, source: Source) -> StepRecord:
+def left_out_record(step: RecordedStep, settings: ResolverSettings, source: Source) -> StepRecord:
     """The record of a step that is not recorded: its times by the host's clock, and what the program logged.
 
     source: of the recorded steps beside it.
@@ -113,8 +113,8 @@ def partial_record(rank: int, world_size: int, global_step: int, **measured: Any
 
 
 def collective_record(
-    call: RawCall,
-    group: RawGroup,
+    call: CollectiveCall,
+    places: dict[str, int],
     launch_ms: float | None,
     start_ms: float | None,
     end_ms: float | None,
@@ -122,8 +122,9 @@ def collective_record(
 ) -> CollectiveRecord:
     """The record of a call with the times of its marks or kernels, in ms after the step's start.
 
-    A barrier (0 bytes) moves no data: it has times and no bandwidth.
+    A barrier (0 bytes) moves no data: it has times and no bandwidth. places: module_places of its step.
     """
+    group = call.group
     duration_ms = None if start_ms is None or end_ms is None or not call.bytes else end_ms - start_ms
     members = call.members
     return CollectiveRecord(
@@ -143,13 +144,18 @@ def collective_record(
         members=None
         if members is None
         else [CollectiveMember(op=m.op, bytes=m.bytes, dtype=m.dtype, peer=m.peer) for m in members],
-        module=call.module,
+        module=None if call.module is None else places[call.module],
         phase=call.phase,
         **measured,
     )
 
 
-def scalar_reasons(step: RawStep) -> dict[str, str]:
+def module_places(step: RecordedStep) -> dict[str, int]:
+    """Index of each module in StepRecord.modules."""
+    return {module: place for place, module in enumerate(step.modules)}
+
+
+def scalar_reasons(step: RecordedStep) -> dict[str, str]:
     """`not_measured` of the values that the program gives: loss, lr, grad_norm, tokens, memory."""
     reasons = dict(step.not_measured)
     for name in LOGGED_FIELDS:
@@ -166,7 +172,7 @@ def scalar_reasons(step: RawStep) -> dict[str, str]:
     return reasons
 
 
-def other_scalars(step: RawStep) -> dict[str, float]:
+def other_scalars(step: RecordedStep) -> dict[str, float]:
     """Logged values without a field of their own that JSON can hold."""
     return {
         name: value
@@ -175,7 +181,7 @@ def other_scalars(step: RawStep) -> dict[str, float]:
     }
 
 
-def memory_record(step: RawStep) -> MemoryRecord | None:
+def memory_record(step: RecordedStep) -> MemoryRecord | None:
     if step.memory is None:
         return None
     allocated, reserved, peak, num_retries, num_frees = step.memory
@@ -193,7 +199,7 @@ def memory_record(step: RawStep) -> MemoryRecord | None:
 
 
 def host_spans(
-    step: RawStep, host_ms: Callable[[int], float], *, with_window: bool = False
+    step: RecordedStep, host_ms: Callable[[int], float], *, with_window: bool = False
 ) -> list[HostSpan]:
     """The step's host notes. host_ms: turns monotonic ns into ms since the step's start.
 
@@ -214,9 +220,12 @@ def host_spans(
     ]
 
 
-def host_use(step: RawStep) -> HostUse | None:
+def host_use(step: RecordedStep) -> HostUse | None:
     """None where it was not noted."""
-    if step.host_use is None:
+    begin, end = step.use_at_start, step.use_at_end
+    if begin is None or end is None or begin[0] != end[0]:  # it changed threads
         return None
-    cpu_ms, ready_ms = step.host_use
-    return HostUse(round(cpu_ms, 4), None if ready_ms is None else round(ready_ms, 4))
+    ready_ns = None if begin[2] is None or end[2] is None else end[2] - begin[2]
+    return HostUse(
+        round((end[1] - begin[1]) / 1e6, 4), None if ready_ns is None else round(ready_ns / 1e6, 4)
+    )

@@ -29,7 +29,7 @@ from aorta.records.reader import read_steps  # noqa: E402
 from aorta.records.rotation import read_dropped  # noqa: E402
 from aorta.records.state import ProcessState, StateFile, Tally, read_states  # noqa: E402
 from aorta.records.writer import LineWriter  # noqa: E402
-from aorta.steps.raw import HostNote, LeftOutStep, LeftOutSteps, RawStep, ResolverSettings  # noqa: E402
+from aorta.steps.notes import HostNote, LeftOutStep, LeftOutSteps, Mark, RecordedStep, ResolverSettings  # noqa: E402
 
 STEP_NS, BODY_NS = 100_000_000, 90_000_000
 PERIOD, RECORDED, TOGETHER = 1024, 8, 8
@@ -95,14 +95,13 @@ def long_run(folder: Path, num_steps: int, max_bytes: int) -> Written:
     )  # fmt: skip
 
 
-def _recorded(number: int) -> RawStep:
+def _recorded(number: int) -> RecordedStep:
     start_ns = number * STEP_NS
-    return RawStep(
-        global_step=number, step=number, epoch=0, tokens=None, start_ns=start_ns, window_ms=STEP_NS / 1e6,
-        body_ms=BODY_NS / 1e6, body_end_ns=start_ns + BODY_NS, window_end_ns=start_ns + STEP_NS,
-        host_ms=BODY_NS / 1e6, groups=[], calls=[], waits=[], stalls=[], final_waits=[],
-        scalars={"loss": 1.0 / (1 + number)}, memory=None, device=None, not_measured={},
-        rollbacks=0, host_notes=_notes(start_ns), host_use=(5.0, 0.1),
+    return RecordedStep(
+        global_step=number, step=number, epoch=0, tokens=None, start=Mark(start_ns),
+        body_end=Mark(start_ns + BODY_NS), window_end=Mark(start_ns + STEP_NS), host_start_ns=start_ns,
+        host_end_ns=start_ns + BODY_NS, scalars={"loss": 1.0 / (1 + number)}, host_notes=_notes(start_ns),
+        use_at_start=(0, 0, 0), use_at_end=(0, 5_000_000, 100_000),
     )  # fmt: skip
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from aorta.device.kernel_records import Taken
-from aorta.steps.raw import RECORD_DTYPE, What
+from aorta.steps.notes import RECORD_DTYPE, What
 from tests.device.fake_device import FakeBackend
 
 KERNEL_NS = 1000

@@ -10,9 +10,9 @@ from aorta.hang.find import find, sentence
 from aorta.hang.last_calls import MOST_GROUPS, CallCounts, GroupCount, read_counts, with_last_calls
 from aorta.hang.report import CallState, GroupState, HangReport
 from aorta.hang.watchdog import Watchdog
-from aorta.record.calls import CollectiveCall, Group, RecordedStep
 from aorta.record.journal import Journal
 from aorta.records.files import call_counts_name
+from aorta.steps.notes import CollectiveCall, Group, RecordedStep
 from tests.hang.reports_by_hand import report
 
 DEFAULT = Group("0", "default", [0, 1], "nccl")

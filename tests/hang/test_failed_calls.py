@@ -3,12 +3,12 @@
 import pytest
 import torch
 
-from aorta.device.marks import HostClock, Mark
+from aorta.device.marks import HostClock
 from aorta.hang.find import find
 from aorta.hang.standing import group_states
-from aorta.record.calls import CollectiveCall, Group, RecordedStep
 from aorta.record.cpu_observer import CpuObserver
 from aorta.record.journal import Journal
+from aorta.steps.notes import CollectiveCall, Group, Mark, RecordedStep
 from tests.hang.reports_by_hand import report
 
 GROUP = Group("0", "default", [0, 1], "gloo")

@@ -7,8 +7,8 @@ import pytest
 from aorta.hang.find import find, sentence
 from aorta.hang.last_calls import NUM_SLOTS, LastCalls, with_last_calls
 from aorta.hang.report import CallState, GroupState, HangReport
-from aorta.record.calls import CollectiveCall, Group, RecordedStep
 from aorta.records.files import last_calls_name
+from aorta.steps.notes import CollectiveCall, Group, RecordedStep
 from tests.hang.reports_by_hand import report
 
 DEFAULT = Group("0", "default", [0, 1, 2], "gloo")

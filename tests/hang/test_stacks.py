@@ -8,16 +8,16 @@ from typing import Any
 
 import pytest
 
-from aorta.device.marks import HostClock, Mark
+from aorta.device.marks import HostClock
 from aorta.hang.__main__ import LIBRARIES
 from aorta.hang.report import CallState, GroupState
 from aorta.hang.standing import call_stacks, launch_stacks
 from aorta.record import cpu_observer
-from aorta.record.calls import CollectiveCall, Group
 from aorta.record.cpu_observer import CpuObserver
 from aorta.record.event_observer import EventObserver
 from aorta.record.interception.stalls import CaptureWatch
 from aorta.record.journal import Journal
+from aorta.steps.notes import CollectiveCall, Group, Mark
 
 OBSERVERS: list[Any] = [
     CpuObserver(Journal(), HostClock()),

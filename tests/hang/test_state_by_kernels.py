@@ -2,12 +2,11 @@
 
 import pytest
 
-from aorta.device.marks import Mark
 from aorta.hang.find import find, sentence
 from aorta.hang.report import LISTED_AFTER
 from aorta.hang.standing import group_states
-from aorta.record.calls import CollectiveCall, Group, RecordedStep
 from aorta.record.journal import Journal
+from aorta.steps.notes import CollectiveCall, Group, Mark, RecordedStep
 from tests.hang.reports_by_hand import report
 
 GROUP = Group("0", "default", [0, 1], "nccl")

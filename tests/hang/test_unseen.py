@@ -9,7 +9,7 @@ import aorta
 from aorta.hang.last_calls import CallCounts, LastCalls, read_counts
 from aorta.hang.report import CallState, GroupState
 from aorta.hang.standing import flight_record, group_states, with_unseen
-from aorta.record.calls import CollectiveCall, Group, RecordedStep
+from aorta.steps.notes import CollectiveCall, Group, RecordedStep
 from tests.record.sampled import record_every
 
 NOTED = CallState(

@@ -13,9 +13,9 @@ from aorta.records.files import steps_name
 from aorta.records.reader import read_run, read_steps
 from aorta.records.writer import LineWriter, write_json
 from aorta.steps.event_steps import EventSteps
-from aorta.steps.raw import ResolverSettings
+from aorta.steps.notes import ResolverSettings
 from tests.records.plain_records import run as plain_run
-from tests.steps.raw_steps import Made
+from tests.steps.event_marks import Made
 from tests.traces.trace_writers import NSYS_EPOCH_NS, START_NS, write_csv_set, write_nsys, write_rocpd
 
 STEP_MS = 0.1
@@ -41,7 +41,7 @@ def write_run(folder: Path, start_unix_ns: int, anchor_ns: int = UNIX_MINUS_BOOT
             step = Made(STEP_MS, STEP_MS, number=number, origin=STEP_MS * (number - 1))
             if number == 1:
                 step.call("all_reduce", 0.04, 0.09, is_async=True)
-            writer.write(event_steps.resolve(step.raw()))
+            writer.write(event_steps.resolve(step.noted()))
     anchor = {"unix_ns": anchor_ns + 7, "boottime_ns": 7, "monotonic_ns": 0, "width_ns": 0}
     write_json(folder / "run.json", plain_run(clock_anchors=[anchor], coverage={"rank": 0}))
     (folder / "rank0").mkdir()

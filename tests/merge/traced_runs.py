@@ -9,9 +9,9 @@ import msgspec
 from aorta.records.files import steps_name
 from aorta.records.writer import LineWriter, write_json
 from aorta.steps.event_steps import EventSteps
-from aorta.steps.raw import ResolverSettings
+from aorta.steps.notes import ResolverSettings
 from tests.records.plain_records import run as plain_run
-from tests.steps.raw_steps import Made
+from tests.steps.event_marks import Made
 
 STEP_MS = 10
 ROUNDED_MS = 1e-3
@@ -36,7 +36,7 @@ def write_records(folder: Path, num_steps: int, detail_every: int = 1) -> None:
             step = Made(STEP_MS, STEP_MS, number=number, origin=STEP_MS * number)
             call = step.call("all_reduce", 2, 6, is_async=True)
             step.wait(4, call)
-            raw = msgspec.structs.replace(step.raw(), is_detailed=number % detail_every == 0)
+            raw = msgspec.structs.replace(step.noted(), is_detailed=number % detail_every == 0)
             writer.write(event_steps.resolve(raw))
     write_json(folder / "run.json", plain_run(world_size=2))
 

@@ -1,9 +1,7 @@
 """Steps for the sinks that resolve them: raw ones, and as they are when they are closed."""
 
-from aorta.device.marks import Mark
-from aorta.record.calls import CollectiveCall, Group, RecordedStep
-from aorta.steps.raw import RawStep, ResolverSettings
-from tests.steps.raw_steps import Made
+from aorta.steps.notes import CollectiveCall, Group, Mark, RecordedStep, ResolverSettings
+from tests.steps.event_marks import Made
 
 SETTINGS = ResolverSettings(
     rank=0,
@@ -32,12 +30,12 @@ def closed_step(number: int, by_kernels: bool = True) -> RecordedStep:
     return step
 
 
-def steps(num: int) -> list[RawStep]:
+def steps(num: int) -> list[RecordedStep]:
     made = []
     for number in range(num):
         step = Made(10, 10, number=number, origin=10.0 * number)
         call = step.call("all_reduce", 2, 8, is_async=True)
         step.wait(5, call)
         step.call("all_gather", 9, 12)
-        made.append(step.raw())
+        made.append(step.noted())
     return made

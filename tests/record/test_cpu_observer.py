@@ -3,9 +3,9 @@
 from functools import partial
 
 from aorta.device.marks import HostClock
-from aorta.record.calls import CollectiveCall, Group
 from aorta.record.cpu_observer import CpuObserver
 from aorta.record.journal import Journal
+from aorta.steps.notes import CollectiveCall, Group
 
 
 class Future:

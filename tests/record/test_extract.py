@@ -1,14 +1,23 @@
-"""A step's marks become numbers in the right places, and each goes back to its clock once."""
+"""A step's marks are read, and each goes back to its clock once."""
 
 from collections import Counter
 from collections.abc import Sequence
 
 import pytest
 
-from aorta.device.marks import HostClock, Mark, NotPassedError
-from aorta.record.calls import CollectiveCall, FinalWait, Group, RecordedStep, Stall, StreamWait
+from aorta.device.marks import HostClock, NotPassedError
 from aorta.record.extract import Extractor, Telemetry
-from aorta.steps.raw import RawStep
+from aorta.steps.notes import (
+    CollectiveCall,
+    FinalWait,
+    Group,
+    Mark,
+    RecordedStep,
+    Stall,
+    StreamWait,
+    decoded,
+    encoded,
+)
 
 
 class CountingDevice:
@@ -64,49 +73,54 @@ def step_of(number: int, start: Mark, body_end: Mark, window_end: Mark) -> Recor
     return step
 
 
+def of(mark: Mark | None) -> tuple[float | None, int] | None:
+    return None if mark is None else (mark.ms, mark.host_ns)
+
+
 def full_step() -> RecordedStep:
     """Every kind of mark; one call was captured, one ran on the CPU, one wait outlived its step."""
     step = step_of(3, at(100), at(190), at(200))
     first, second = call(0, at(110), at(120)), call(1, at(115), at(125))
     on_host = call(2, Mark(5, None), Mark(6, None))
     step.calls = [first, call(9, at(111), None, "captured into a graph"), second, on_host]
-    step.waits = [StreamWait(at(130), first)]
+    step.waits = [StreamWait(at(130), first.id)]
     passed = at(144)  # what it was to wait for had: one mark is both ends
     step.stalls = [Stall(at(140), at(141)), Stall(passed, passed), Stall(at(142), at(143))]
-    step.final_waits = [FinalWait(at(150), [second]), FinalWait(at(152), [first, second])]
+    step.final_waits = [FinalWait(at(150), [second.id]), FinalWait(at(152), [first.id, second.id])]
     step.final_waits[0].end = at(151)
     return step
 
 
 def test_every_mark_lands_where_it_belongs():
-    raw = Extractor(CountingDevice()).extract(full_step(), Telemetry())
+    sent = decoded(encoded(Extractor(CountingDevice()).extract(full_step(), Telemetry())), RecordedStep)
 
-    assert (raw.window_ms, raw.body_ms) == (100.0, 90.0)
-    assert [(c.seq, c.start, c.end, c.reason) for c in raw.calls] == [
+    assert (sent.window_ms, sent.body_ms) == (100.0, 90.0)
+    assert [(c.seq, of(c.start), of(c.end), c.reason) for c in sent.calls] == [
         (0, (10.0, 1100), (20.0, 1200), None),
         (9, None, None, "captured into a graph"),
         (1, (15.0, 1150), (25.0, 1250), None),
         (2, (None, 5), (None, 6), None),
     ]
-    assert raw.waits == [((30.0, 1300), ("0", 0))]
-    assert raw.stalls == [
+    assert [(of(wait.start), wait.call) for wait in sent.waits] == [((30.0, 1300), ("0", 0))]
+    assert [(of(stall.start), of(stall.end)) for stall in sent.stalls] == [
         ((40.0, 1400), (41.0, 1410)),
         ((44.0, 1440), (44.0, 1440)),
         ((42.0, 1420), (43.0, 1430)),
     ]
-    assert raw.final_waits == [
+    assert [(of(wait.start), of(wait.end), wait.calls) for wait in sent.final_waits] == [
         ((50.0, 1500), (51.0, 1510), [("0", 1)]),
         ((52.0, 1520), None, [("0", 0), ("0", 1)]),
     ]
-    assert [(group.key, group.ranks) for group in raw.groups] == [("0", [0, 1])]
+    assert {(call.group.key, *call.group.ranks) for call in sent.calls} == {("0", 0, 1)}
+    assert len({call.group for call in sent.calls}) == 1
 
 
 def test_host_marks_are_numbers_on_the_host_clock():
     step = step_of(0, Mark(1_000_000), Mark(3_000_000), Mark(4_000_000))
     step.stalls = [Stall(Mark(1_500_000), Mark(2_000_000))]
-    raw = Extractor(HostClock()).extract(step, Telemetry())
-    assert (raw.window_ms, raw.body_ms) == (3.0, 2.0)
-    assert raw.stalls == [((0.5, 1_500_000), (1.0, 2_000_000))]
+    sent = Extractor(HostClock()).extract(step, Telemetry())
+    assert (sent.window_ms, sent.body_ms) == (3.0, 2.0)
+    assert [(sent.ms_of(stall.start), sent.ms_of(stall.end)) for stall in sent.stalls] == [(0.5, 1.0)]
 
 
 @pytest.mark.parametrize("paused", [False, True])
@@ -124,13 +138,13 @@ def test_marks_go_back_once_and_the_windows_end_when_the_next_step_has_been_read
     assert Counter(clock.given_back) == Counter([100, 120, 130, 140] + ([] if paused else [190]))
     assert end.event == 200
 
-    raw = extractor.extract(second, Telemetry())
-    assert raw.gap_ms == (60.0 if paused else 0.0)
-    assert raw.window_ms == (40.0 if paused else 100.0)
+    sent = extractor.extract(second, Telemetry())
+    assert sent.gap_ms == (60.0 if paused else 0.0)
+    assert sent.window_ms == (40.0 if paused else 100.0)
     assert Counter(clock.given_back[5 - paused :]) == Counter([200, 260, 290] if paused else [200, 290])
 
 
-def numbers(extractor: Extractor, step: RecordedStep) -> RawStep | None:
+def numbers(extractor: Extractor, step: RecordedStep) -> RecordedStep | None:
     """Do what the writer does at a poll."""
     return extractor.extract(step, Telemetry()) if extractor.ready(step, is_late=False) else None
 
@@ -159,9 +173,9 @@ def test_a_step_that_was_asked_too_early_is_read_whole_later():
     step.calls[2].end = at(220)
     assert numbers(extractor, step) is None
     clock.now_ms = 220
-    raw = numbers(extractor, step)
-    assert raw is not None
-    assert raw.calls[2].end == (120.0, 2200)
+    sent = numbers(extractor, step)
+    assert sent is not None
+    assert of(sent.calls[2].end) == (120.0, 2200)
 
 
 def test_a_call_that_nobody_waits_for_holds_its_step_until_the_recorder_closes():

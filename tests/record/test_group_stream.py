@@ -5,7 +5,6 @@ from typing import Any
 import pytest
 import torch
 
-from aorta.record.calls import CollectiveCall, Group
 from aorta.record.event_observer import _has_hidden_inputs
 from aorta.record.group_stream import (
     MOST_CHECKS,
@@ -14,6 +13,7 @@ from aorta.record.group_stream import (
     PER_LOOK,
     GroupStreamFinder,
 )
+from aorta.steps.notes import CollectiveCall, Group
 
 
 @pytest.mark.parametrize(

@@ -9,11 +9,11 @@ import torch
 import torch.distributed as dist
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from aorta.device.marks import HostClock, Mark
-from aorta.record.calls import CollectiveCall, Group, RecordedStep, Stall, StreamWait
+from aorta.device.marks import HostClock
 from aorta.record.cpu_observer import CpuObserver
 from aorta.record.interception.switch import Interception
 from aorta.record.journal import Journal
+from aorta.steps.notes import CollectiveCall, Group, Mark, RecordedStep, Stall, StreamWait
 
 CALLS = 100
 

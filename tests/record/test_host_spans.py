@@ -17,12 +17,10 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils.data import DataLoader, TensorDataset
 
 import aorta
-from aorta.device.marks import Mark
-from aorta.record.calls import CollectiveCall, Group, RecordedStep
 from aorta.record.host import HostWatch, Phases, caller
 from aorta.record.journal import Journal
 from aorta.records.reader import read_steps
-from aorta.steps.raw import HostNote
+from aorta.steps.notes import CollectiveCall, Group, HostNote, Mark, RecordedStep
 
 
 @pytest.fixture

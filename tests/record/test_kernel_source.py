@@ -7,11 +7,9 @@ import pytest
 import torch
 
 from aorta.device.kernel_records import KernelRecords
-from aorta.device.marks import Mark
-from aorta.record.calls import CollectiveCall, Group, RecordedStep
 from aorta.record.journal import Journal
 from aorta.record.kernel_source import KernelSource
-from aorta.steps.raw import RECORD_DTYPE, What
+from aorta.steps.notes import RECORD_DTYPE, CollectiveCall, Group, Mark, RecordedStep, What
 
 
 class Function:

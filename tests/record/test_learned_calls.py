@@ -3,10 +3,10 @@
 import pytest
 
 import aorta
-from aorta.record.calls import CollectiveCall, Group, RecordedStep
 from aorta.record.learned_calls import AGREE, Learner
 from aorta.record.overhead import BLOCK, NUM_FIRST, SEEN_EVERY, is_seen
 from aorta.records.reader import read_run
+from aorta.steps.notes import CollectiveCall, Group, RecordedStep
 from tests.dist.launch import run_ranks
 from tests.record import learned_steps
 from tests.record.learned_steps import ran
@@ -49,7 +49,7 @@ def backends() -> Backends:
 
 def test_an_unseen_step_has_the_calls_of_those_that_were_seen_with_numbers_of_its_own(backends):
     learned = backends.step(*USUAL, unseen=True).learned
-    assert [(call.op, call.bytes) for call in learned.like.calls] == [("all_reduce", 64), ("all_gather", 32)]
+    assert [(call.op, call.bytes) for call in learned.calls] == [("all_reduce", 64), ("all_gather", 32)]
     assert learned.first_numbers == {"a": AGREE + 1, "b": AGREE + 1}
 
 
@@ -72,7 +72,7 @@ def test_two_kinds_of_steps_are_learned_by_their_numbers(backends):
     for _ in range(AGREE):
         backends.step(*USUAL)
     kinds = [backends.step(*calls, unseen=True).learned for calls in (OTHER, USUAL, OTHER)]
-    assert [len(learned.like.calls) for learned in kinds] == [3, 2, 3]
+    assert [len(learned.calls) for learned in kinds] == [3, 2, 3]
 
 
 def test_a_step_that_comes_seldom_is_learned_in_the_end():

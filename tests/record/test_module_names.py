@@ -15,9 +15,9 @@ from torch.utils.checkpoint import checkpoint, set_checkpoint_early_stop
 
 import aorta
 from aorta.config import ModelConfig
-from aorta.record.calls import CollectiveCall, Group, RecordedStep
 from aorta.record.collective_names import LearnedNames
 from aorta.records.reader import read_steps
+from aorta.steps.notes import CollectiveCall, Group, RecordedStep
 from aorta.training.model import MixtureOfExperts
 
 pytestmark = pytest.mark.heavy

@@ -4,8 +4,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from aorta.record.calls import RecordedStep
 from aorta.record.phase_memory import BACKWARD, FORWARD, PhaseMemory
+from aorta.steps.notes import RecordedStep
 
 
 class Allocator:

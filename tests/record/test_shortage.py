@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch import nn
 
-from aorta.record.calls import RecordedStep
 from aorta.record.shortage import memory_error, shortage_of
+from aorta.steps.notes import RecordedStep
 
 GPU_TEXT = (
     "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 3 has a total capacity of 79.11 GiB of which 1.50"

@@ -7,10 +7,10 @@ from types import SimpleNamespace
 import msgspec
 import pytest
 
-from aorta.record.calls import CollectiveCall
 from aorta.record.sites import LOOKS_EVERY, MOST_CALLS, Sites
 from aorta.records.reader import read_beside
 from aorta.records.schema import CallSites
+from aorta.steps.notes import CollectiveCall
 
 LIBRARY = "/env/lib/site-packages/{}/{}.py"
 

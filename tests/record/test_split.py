@@ -4,10 +4,9 @@ from typing import Any
 
 import pytest
 
-from aorta.device.marks import Mark
-from aorta.record.calls import CollectiveCall, Group, RecordedStep
 from aorta.record.handles import cut, split
 from aorta.record.journal import Journal
+from aorta.steps.notes import CollectiveCall, Group, Mark, RecordedStep
 
 USE = (0, 0, None)
 

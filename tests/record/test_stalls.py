@@ -4,9 +4,9 @@ import pytest
 import torch
 
 from aorta.device.marks import HostClock
-from aorta.record.calls import RecordedStep
 from aorta.record.interception.stalls import ASK_EVERY, CaptureWatch, StreamWaitPatch
 from aorta.record.journal import Journal
+from aorta.steps.notes import RecordedStep
 
 COMPUTE, SIDE = 1, 2
 

@@ -4,7 +4,16 @@ from typing import Any
 
 import numpy as np
 
-from aorta.steps.raw import RECORD_DTYPE, KernelChunk, RawCall, RawGroup, RawStep, ResolverSettings, What
+from aorta.steps.notes import (
+    RECORD_DTYPE,
+    CollectiveCall,
+    Group,
+    KernelChunk,
+    Mark,
+    RecordedStep,
+    ResolverSettings,
+    What,
+)
 
 COMPUTE, SIDE = 7, 19
 GEMM, GATHER, REDUCE, SENDRECV = (
@@ -62,24 +71,25 @@ def chunk(rows: list[dict[str, Any]], complete_ms: float = 1e6, **fields: Any) -
     return KernelChunk(**(values | fields))
 
 
-def call(op: str, seq: int = 0, **fields: Any) -> RawCall:
-    values = {
-        "group": 0, "op": op, "stream": "group", "bytes": 8 * 10**6, "dtype": "bfloat16", "seq": seq,
-        "is_async": True, "blocks": False, "start": None, "launched_ns": ORIGIN_NS, "end": None,
-        "reason": None, "members": None,
-    }  # fmt: skip
-    return RawCall(**(values | fields))
+PAIR, ALONE = Group("0", "default", [0, 1]), Group("1", "alone", [0])
+
+
+def call(op: str, seq: int = 0, group: Group = PAIR, **fields: Any) -> CollectiveCall:
+    values = {"seq": seq, "stream": "group", "launched_ns": ORIGIN_NS} | fields
+    return CollectiveCall(group, op, 8 * 10**6, "bfloat16", True, **values)
 
 
 def step(
-    calls: list[RawCall], number: int = 0, marks: tuple[int, int, int] = (1, 2, 3), **fields: Any
-) -> RawStep:
-    values = {
-        "global_step": number, "step": number, "epoch": 0, "tokens": 64, "start_ns": ORIGIN_NS,
-        "window_ms": 0.0, "body_ms": 0.0, "body_end_ns": ORIGIN_NS + MS, "window_end_ns": ORIGIN_NS + MS,
-        "host_ms": 1.0, "groups": [RawGroup("0", "default", [0, 1]), RawGroup("1", "alone", [0])],
-        "calls": calls, "waits": [], "stalls": [], "final_waits": [], "scalars": {"loss": 2.5},
-        "memory": (1, 2, 3, 0, 0), "device": None, "not_measured": {},
-        "kernel_marks": marks,
-    }  # fmt: skip
-    return RawStep(**(values | fields))
+    calls: list[CollectiveCall],
+    number: int = 0,
+    marks: tuple[int, int, int] = (1, 2, 3),
+    queued_ms: tuple[int, int, int] = (0, 1, 1),
+    **fields: Any,
+) -> RecordedStep:
+    start, body_end, window_end = (
+        Mark(ORIGIN_NS + ms * MS, number=mark) for ms, mark in zip(queued_ms, marks, strict=True)
+    )
+    values = {"scalars": {"loss": 2.5}, "memory": (1, 2, 3, 0, 0), "host_end_ns": MS} | fields
+    return RecordedStep(
+        number, number, 0, 64, start, body_end, window_end, calls=calls, by_kernels=True, **values
+    )

@@ -4,9 +4,10 @@ import pytest
 
 from aorta.records.schema import StepRecord
 from aorta.steps.kernel_steps import KernelSteps
+from aorta.steps.notes import CallSequence, LearnedCalls, Mark, RecordedStep, What
 from aorta.steps.process import StepQueue
-from aorta.steps.raw import RawGroup, RawMember, RawSequence, RawStep, What
 from tests.steps.kernel_rows import (
+    ALONE,
     GATHER,
     GEMM,
     MS,
@@ -23,11 +24,11 @@ from tests.steps.kernel_rows import (
 )
 
 
-def resolved(raw: RawStep, rows: list[dict], **fields) -> StepRecord:
+def resolved(noted: RecordedStep, rows: list[dict], **fields) -> StepRecord:
     steps = KernelSteps(SETTINGS)
     steps.add(chunk(rows, **fields))
-    assert steps.is_complete(raw, [raw])
-    return steps.resolve(raw)
+    assert steps.is_complete(noted, [noted])
+    return steps.resolve(noted)
 
 
 ROWS = [
@@ -106,9 +107,9 @@ def test_numbers_of_launches_wrap_around():
 
 def test_calls_that_run_no_kernel_of_their_own_are_not_expected_to():
     calls = [
-        call("all_reduce", 0, stream="host", start=(None, ORIGIN_NS), end=(None, ORIGIN_NS + MS)),
+        call("all_reduce", 0, stream="host", start=Mark(ORIGIN_NS), end=Mark(ORIGIN_NS + MS)),
         call("all_gather"),
-        call("all_gather", 0, group=1),
+        call("all_gather", 0, ALONE),
         call("reduce_scatter", 1),
         call("broadcast", 2, reason="captured into a graph"),
     ]
@@ -123,10 +124,9 @@ def test_calls_that_run_no_kernel_of_their_own_are_not_expected_to():
 
 def test_an_unseen_step_has_its_learned_calls_where_the_kernels_are_theirs():
     queue = StepQueue(SETTINGS)
-    learned = [call("all_gather", launched_ns=0), call("reduce_scatter", 1, launched_ns=0, module=0)]
-    queue.add_sequence(RawSequence(4, [RawGroup("0", "default", [0, 1])], learned, ["layers.3"]))
+    queue.add_sequence(CallSequence(4, [call("all_gather", 7), call("reduce_scatter", 8, module="layers.3")]))
     list(queue.add_kernels(chunk(ROWS)))
-    ((record, _),) = queue.put(step([], is_unseen=True, learned=(4, [20])), False)
+    ((record, _),) = queue.put(step([], is_unseen=True, learned=LearnedCalls([], {"0": 20}, 4)), False)
 
     assert record.calls_learned
     gather, reduce = record.collectives
@@ -148,9 +148,9 @@ def test_an_unseen_step_has_its_learned_calls_where_the_kernels_are_theirs():
 )
 def test_an_unseen_step_whose_kernels_are_others_has_no_list_of_collectives(learned):
     queue = StepQueue(SETTINGS)
-    queue.add_sequence(RawSequence(1, [RawGroup("0", "default", [0, 1])], learned, []))
+    queue.add_sequence(CallSequence(1, learned))
     list(queue.add_kernels(chunk(ROWS)))
-    ((record, _),) = queue.put(step([], is_unseen=True, learned=(1, [0])), False)
+    ((record, _),) = queue.put(step([], is_unseen=True, learned=LearnedCalls([], {}, 1)), False)
 
     assert record.collectives is None
     assert "kernels" in record.not_measured["collectives"]
@@ -161,7 +161,7 @@ def test_an_unseen_step_whose_kernels_are_others_has_no_list_of_collectives(lear
 
 def test_a_seen_step_that_kernels_do_not_confirm_keeps_those_like_it_from_being_unseen():
     """A library that launches a coalesced group in parts: matched all the same."""
-    members = [RawMember("all_gather", 8, "float32", None), RawMember("all_gather", 8, "float32", None)]
+    members = [call("all_gather"), call("all_gather")]
     queue = StepQueue(SETTINGS)
     list(queue.add_kernels(chunk([*ROWS[:2], kernel(GATHER, 5.0, 5.5, 12), *ROWS[2:]])))
     ((record, _),) = queue.put(step([call("all_gather", members=members), call("reduce_scatter", 1)]), False)
@@ -198,7 +198,7 @@ def test_a_kernel_of_sends_has_the_operation_of_its_call():
 
 
 def test_a_coalesced_call_that_was_launched_in_parts_has_them_all():
-    members = [RawMember("all_gather", 4, "bfloat16", None)] * 2
+    members = [call("all_gather")] * 2
     rows = [
         mark(1, 0.0, 10), kernel(GATHER, 1.0, 2.0, 11), kernel(GATHER, 2.0, 3.0, 12), mark(2, 4.0, 13),
         mark(3, 4.0, 14),
@@ -247,17 +247,15 @@ def test_lost_records_take_the_numbers_of_the_steps_they_were_of(lost_ms, is_who
 def test_a_step_waits_until_all_that_was_launched_in_its_window_has_come():
     """The next step's mark was launched at 8 ms, while the device was in this step until 10."""
     steps = KernelSteps(SETTINGS)
-    raw = step(CALLS, window_end_ns=ORIGIN_NS + 8 * MS)
-    after = step([], 1, (3, 4, 5), start_ns=ORIGIN_NS + 8 * MS, body_end_ns=ORIGIN_NS + 9 * MS,
-                 window_end_ns=ORIGIN_NS + 11 * MS)  # fmt: skip
+    first = step(CALLS, queued_ms=(0, 1, 8))
+    after = step([], 1, (3, 4, 5), queued_ms=(8, 9, 11))
     steps.add(chunk(ROWS, complete_ms=-5000, settled=1))
-    assert not steps.is_complete(raw, [raw, after])
+    assert not steps.is_complete(first, [first, after])
     steps.add(chunk([mark(4, 12.0, 20), mark(5, 14.0, 21, buffer=3)], complete_ms=-5000, settled=2, names=[]))
-    assert not steps.is_complete(
-        raw, [raw, after]
-    )  # mark 5, launched at 11 ms, is in a buffer that is not settled
+    # Mark 5, launched at 11 ms, is in a buffer that is not settled.
+    assert not steps.is_complete(first, [first, after])
     steps.add(chunk([], complete_ms=-5000, settled=4, names=[]))
-    assert steps.is_complete(raw, [raw, after])
+    assert steps.is_complete(first, [first, after])
 
 
 def test_lines_come_in_the_order_of_their_steps():

@@ -5,7 +5,7 @@ import pytest
 
 from aorta.records.schema import DeviceRecord, StepRecord
 from aorta.steps.left_out import LeftOutLines
-from aorta.steps.raw import HostNote, LeftOutStep, LeftOutSteps, ResolverSettings
+from aorta.steps.notes import HostNote, LeftOutStep, LeftOutSteps, ResolverSettings
 
 SETTINGS = ResolverSettings(
     rank=1, world_size=2, on_device=False, clock_lower_ns=0, clock_upper_ns=0,

@@ -21,10 +21,9 @@ from torch._C import _distributed_c10d as c10d
 from torch._C._distributed_c10d import ProcessGroup
 
 from aorta.device.backend import CPU
-from aorta.record.calls import Observer
 from aorta.record.interception.operators import DTYPE_NAMES
 from aorta.record.interception.replaced import ReplacedMethods
-from aorta.record.interception.works import TimedWork
+from aorta.record.interception.works import Observer, TimedWork
 
 CPU_KEY = CPU.dispatch_key
 _Method = Callable[..., Any]

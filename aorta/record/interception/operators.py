@@ -21,7 +21,7 @@ from torch._C import DispatchKey, DispatchKeySet, _dispatch_keyset_full_after
 from torch._C import _distributed_c10d as c10d
 from torch._C._distributed_c10d import ProcessGroup, Work
 
-from aorta.record.calls import Launch, Observer
+from aorta.record.interception.works import Launch, Observer
 
 _RED_OP_TYPES: dict[str, Any] = dict(c10d.ReduceOp.RedOpType.__members__)
 _PREMUL_SUM = int(_RED_OP_TYPES["PREMUL_SUM"])

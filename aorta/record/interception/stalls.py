@@ -11,9 +11,9 @@ import torch
 
 from aorta.device.backend import accelerator
 from aorta.device.marks import MarkClock
-from aorta.record.calls import FinalWait, RecordedStep, Stall
 from aorta.record.interception.replaced import ReplacedMethods, uncompiled
 from aorta.record.journal import Journal
+from aorta.steps.notes import FinalWait, RecordedStep, Stall
 
 ASK_EVERY = 8
 """In one step of so many, every event that the compute stream waits for is asked whether it has passed."""
@@ -156,7 +156,7 @@ class BackwardWatch:
         ]
         if not calls:
             return
-        wait = FinalWait(self._clock.mark(), calls)
+        wait = FinalWait(self._clock.mark(), [call.id for call in calls])
         step.final_waits.append(wait)
 
         @uncompiled

@@ -16,12 +16,12 @@ from torch._C._distributed_c10d import ProcessGroup
 
 from aorta._version import OLDEST_TORCH
 from aorta.errors import InstrumentError
-from aorta.record.calls import Group, Observer
 from aorta.record.interception.method_calls import MethodCalls
 from aorta.record.interception.operators import inside_operators, kernels
 from aorta.record.interception.replaced import ReplacedMethods, uncompiled
-from aorta.record.interception.works import FutureMethods
+from aorta.record.interception.works import FutureMethods, Observer
 from aorta.record.journal import Journal
+from aorta.steps.notes import Group
 
 logger = logging.getLogger(__name__)
 

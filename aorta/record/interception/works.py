@@ -15,10 +15,10 @@ from weakref import ref
 import msgspec
 import torch
 from torch._C import _distributed_c10d as c10d
-from torch._C._distributed_c10d import Work
+from torch._C._distributed_c10d import ProcessGroup, Work
 
-from aorta.record.calls import CollectiveCall
 from aorta.record.interception.replaced import ReplacedMethods, uncompiled
+from aorta.steps.notes import CollectiveCall
 
 _Method = Callable[..., Any]
 MANY_WORKS = 256
@@ -26,6 +26,10 @@ MANY_WORKS = 256
 _keeps_works = c10d._allow_inflight_collective_as_graph_input
 _registry_size: Callable[[], int] = getattr(c10d, "_get_work_registry_size", lambda: 1)
 """Returns the number of works that functional collectives started and nobody has waited for."""
+
+
+Launch = Callable[[], Any]
+"""Starts the call on the backend; returns its Work, or None where it ran on the caller's stream."""
 
 
 class WorkListener(Protocol):
@@ -39,6 +43,32 @@ class WorkListener(Protocol):
 
     def lost(self, calls: Sequence[CollectiveCall]) -> None:
         """Note calls that nobody in Python can wait for any more, and nobody was seen to."""
+
+
+class Observer(Protocol):
+    """Is told of every collective on one kind of device, and launches it."""
+
+    def observe(
+        self,
+        group: ProcessGroup,
+        op: str,
+        tensors: Any,
+        num_bytes: int,
+        dtype: str,
+        is_async: bool,
+        launch: Launch,
+        peer: int | None = None,
+    ) -> Work:
+        """Launch the call and return a work that behaves as the launched one."""
+
+    def numbered_itself(self, group: ProcessGroup, num_calls: int) -> None:
+        """Note that the backend numbered num_calls calls of its own, within a call of the program."""
+
+    def coalescing_started(self, group: ProcessGroup) -> None:
+        """Note that the calls from here on are members of one coalesced group."""
+
+    def coalescing_ended(self, group: ProcessGroup, launch: Launch) -> Work | None:
+        """Launch the coalesced group, as one call."""
 
 
 class Kept(msgspec.Struct, eq=False, gc=False):

@@ -14,7 +14,7 @@ import numpy as np
 
 from aorta.device.kernel_records import _Taken
 from aorta.device.native.build import find_compiler, load_library
-from aorta.steps.raw import RECORD_DTYPE
+from aorta.steps.notes import RECORD_DTYPE
 
 HERE = Path(__file__).parent
 FILES = {"cupti": ("driver.c", "libdriver.so"), "rocm": ("rocprofiler.c", "librocprofiler-sdk.so")}
