@@ -14,11 +14,18 @@ import torch
 
 from aorta.device.marks import MarkClock
 from aorta.device.telemetry import TelemetrySampler
-from aorta.record.extract import Extractor, Telemetry
 from aorta.record.journal import Journal
 from aorta.record.open_steps import MANY_WAITING
 from aorta.record.run_folder import Claim, Standing
-from aorta.record.sending import ProcessSink, RecordSink, SendingThread, ThreadSink, UnwrittenSteps
+from aorta.record.sending import (
+    Extractor,
+    ProcessSink,
+    RecordSink,
+    SendingThread,
+    Telemetry,
+    ThreadSink,
+    reader_of_kept,
+)
 from aorta.record.settings import RecorderSettings
 from aorta.record.sources import FirstMark, Sources
 from aorta.records.files import state_name, unwritten_name
@@ -26,6 +33,7 @@ from aorta.records.schema import Ending, RunRecord, StepRecord
 from aorta.records.state import Tally
 from aorta.records.writer import RunFolder
 from aorta.steps.notes import RecordedStep, ResolverSettings
+from aorta.steps.unwritten import UnwrittenSteps
 
 logger = logging.getLogger(__name__)
 
@@ -90,7 +98,9 @@ class Output:
     def _open_sink(self, settings: ResolverSettings, refuted: Callable[[], None]) -> RecordSink:
         writer = self.folder.steps
         state = self.path / state_name(self.rank)
-        self._unwritten = UnwrittenSteps(self.path / unwritten_name(self.rank), settings)
+        self._unwritten = UnwrittenSteps(
+            self.path / unwritten_name(self.rank), settings, reader_of_kept(settings.on_device)
+        )
         if not settings.on_device:
             return ThreadSink(settings, writer, self._tell, Tally(state, settings.attempt))
         writer.close()  # the file exists and is ours; the other process writes it from here on

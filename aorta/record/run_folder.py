@@ -57,7 +57,7 @@ from aorta.records.state import (
     read_states,
 )
 from aorta.records.writer import LineWriter, move_aside, wait_until_closed
-from aorta.steps.process import unwritten_steps
+from aorta.steps.unwritten import unwritten_steps
 
 PATIENCE = timedelta(minutes=5)
 """Limit of the wait for rank 0's announcement, should rank 0 or another rank come late."""

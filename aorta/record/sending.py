@@ -1,9 +1,9 @@
 """Brings closed steps out of the training process, to the one that writes their lines.
 
-SendingThread takes steps off the journal once the device has passed them, and puts their numbers into a sink.
-On a GPU that is ProcessSink, a pipe to a process of its own, so that resolving and writing never hold the
-interpreter lock of the training loop; on a CPU ThreadSink resolves them right there. UnwrittenSteps keeps
-what is closed and not written yet in a file, so that a SIGKILL loses no step.
+SendingThread takes steps off the journal once the device has passed them; Extractor reads their marks, which
+is one question to the device per mark; a sink takes them. On a GPU that is ProcessSink, a pipe to a process of
+its own, so that resolving and writing never hold the interpreter lock of the training loop; on a CPU ThreadSink
+resolves them right there.
 """
 
 import contextlib
@@ -16,22 +16,20 @@ import subprocess
 import sys
 import threading
 import time
-from collections import deque
 from collections.abc import Callable
-from contextlib import suppress
 from itertools import islice
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import msgspec
 import torch
 
 from aorta.device.backend import accelerator
-from aorta.device.marks import HostClock
-from aorta.files import regular_descriptor
-from aorta.record.extract import Extractor, Telemetry, host_only
+from aorta.device.marks import HostClock, MarkClock, NotPassedError
+from aorta.record.host import Phases
 from aorta.record.journal import Journal
 from aorta.record.kernel_source import KernelSource
+from aorta.record.scalars import read_scalars
 from aorta.records.schema import DeviceRecord, KernelCoverage, StepRecord
 from aorta.records.state import Tally
 from aorta.records.writer import LineWriter, next_line_number
@@ -41,15 +39,17 @@ from aorta.steps.notes import (
     LEFT_OUT,
     RECORD_DTYPE,
     CallSequence,
+    CollectiveCall,
     Frame,
-    KernelChunk,
+    LearnedCalls,
     LeftOutStep,
     LeftOutSteps,
+    Mark,
     RecordedStep,
     ResolverSettings,
     encoded,
 )
-from aorta.steps.process import Closed, Reply, frame_bytes, packed, read_frame
+from aorta.steps.process import Closed, Reply, frame_bytes, read_frame
 from aorta.steps.told import Told
 
 logger = logging.getLogger(__name__)
@@ -72,12 +72,22 @@ MOST_BEHIND = 64
 """Limit of steps that are held back by a call whose end only a wait would tell, and nobody waits for it."""
 PIPE_POLL_S = 0.2
 """Interval between two looks whether a process that takes nothing is still worth waiting for."""
-SPARE_BYTES = 1 << 16
-"""Bytes of UnwrittenSteps' file that may belong to safe steps, before the others are written anew."""
+MOST_LIKES = 32
+"""Sequences of collectives that are remembered as sent."""
+_NO_CALLS: dict[str, Any] = {"calls": [], "waits": [], "stalls": [], "final_waits": []}
+_LEFT_BEHIND: dict[str, Any] = {"learned": None, "counts": None, "lost_futures": [], "logged": None}
+"""What of a step is of use in its own process alone."""
 
 # Why a line that is written for a killed process lacks numbers:
 KILLED = "its process was killed"
 KILLED_BEFORE_READ = "its process was killed before its kernels were read"
+
+
+class Telemetry(msgspec.Struct, frozen=True, kw_only=True):
+    """Readings of the device that go into a step's record beside its own numbers."""
+
+    device: DeviceRecord | None = None
+    not_measured: dict[str, str] = {}
 
 
 class SendingThread:
@@ -86,7 +96,7 @@ class SendingThread:
     def __init__(
         self,
         journal: Journal,
-        extractor: Extractor,
+        extractor: "Extractor",
         kernels: KernelSource,
         sink: "RecordSink",
         telemetry: Callable[[], Telemetry],
@@ -167,7 +177,7 @@ class SendingThread:
         chunks = self._kernels.poll(closing, forced)
         for chunk in chunks:
             if chunk.records or chunk.names or chunk.complete_ns:
-                self._sink.put_kernels(chunk)
+                self._sink.put(Frame(kernels=chunk))
         num_records = sum(len(chunk.records) for chunk in chunks) // RECORD_DTYPE.itemsize
         return num_records, not chunks or chunks[-1].complete_ns > 0
 
@@ -191,13 +201,13 @@ class SendingThread:
             is_late = len(closed) > MOST_BEHIND or time.monotonic() > self._ends_until_s
             if not self._extractor.ready(step, is_late):
                 return
-            raw = self._extractor.extract(step, self._telemetry())
-            if raw is None:
+            read = self._extractor.extract(step, self._telemetry())
+            if read is None:
                 return
             for sequence in self._extractor.new_sequences:
-                self._sink.put_sequence(sequence)
+                self._sink.put(Frame(sequence=sequence))
             self._extractor.new_sequences.clear()
-            self._sink.put(raw, self._wants_records())
+            self._sink.put(Frame(step=read, reply=self._wants_records()))
             closed.popleft()
 
     def _send_left_out(self) -> None:
@@ -210,9 +220,8 @@ class SendingThread:
             steps.append(step)
         told, self._told = self._told, telemetry.device
         sample = None if told is telemetry.device else telemetry.device
-        self._sink.put_left_out(
-            LeftOutSteps(steps, LEFT_OUT, sample, telemetry.not_measured), self._wants_records()
-        )
+        left_out = LeftOutSteps(steps, LEFT_OUT, sample, telemetry.not_measured)
+        self._sink.put(Frame(left_out=left_out, reply=self._wants_records()))
         for _ in steps:
             closed.popleft()
 
@@ -220,17 +229,8 @@ class SendingThread:
 class RecordSink(Protocol):
     """Takes the steps of one rank in order; their records go to the file and to the listener."""
 
-    def put(self, step: RecordedStep, reply: bool) -> None:
-        """Take a step. reply: the listener wants its record."""
-
-    def put_left_out(self, steps: LeftOutSteps, reply: bool) -> None:
-        """Take steps that the overhead left out."""
-
-    def put_sequence(self, sequence: CallSequence) -> None:
-        """Take collectives that steps from here on refer to."""
-
-    def put_kernels(self, chunk: KernelChunk) -> None:
-        """Take kernel records; they may come before the step that they time or after it."""
+    def put(self, frame: Frame) -> None:
+        """Take a step, or what belongs to steps. Kernel records may come before their step or after it."""
 
     def closing(self) -> None:
         """Let a process that writes go on if somebody stopped it: the run is about to end."""
@@ -287,19 +287,11 @@ class ProcessSink:
         """Number of the process that writes."""
         return self._process.pid
 
-    def put(self, step: RecordedStep, reply: bool) -> None:
-        self._num_steps += 1
-        self._send(Frame(step=step, reply=reply))
-
-    def put_left_out(self, steps: LeftOutSteps, reply: bool) -> None:
-        self._num_steps += len(steps.steps)
-        self._send(Frame(left_out=steps, reply=reply))
-
-    def put_sequence(self, sequence: CallSequence) -> None:
-        self._send(Frame(sequence=sequence))
-
-    def put_kernels(self, chunk: KernelChunk) -> None:
-        self._send(Frame(kernels=chunk))
+    def put(self, frame: Frame) -> None:
+        if frame.left_out is not None:
+            self._num_steps += len(frame.left_out.steps)
+        self._num_steps += frame.step is not None
+        self._send(frame)
 
     @property
     def kernel_coverage(self) -> KernelCoverage | None:
@@ -386,15 +378,19 @@ class ThreadSink:
         self._listener = listener
         self._tally = tally
 
-    def put(self, step: RecordedStep, reply: bool) -> None:
-        record = self._event_steps.resolve(step)
+    def put(self, frame: Frame) -> None:
+        if frame.left_out is not None:
+            self._put_left_out(frame.left_out, frame.reply)
+            return
+        assert frame.step is not None, "every collective of a CPU is seen, and it has no kernel records"
+        record = self._event_steps.resolve(frame.step)
         written = self._writer.write(self._told.rest_of(record))
         if self._tally is not None:
             self._tally.add(record, None if written else self._writer.why_lost)
-        if reply:
+        if frame.reply:
             self._listener(record)
 
-    def put_left_out(self, steps: LeftOutSteps, reply: bool) -> None:
+    def _put_left_out(self, steps: LeftOutSteps, reply: bool) -> None:
         written = self._writer.write_bodies(self._left_out.bodies(steps))
         if self._tally is not None:
             lengths_ms = [(step.end_ns - step.start_ns) / 1e6 for step in steps.steps]
@@ -407,12 +403,6 @@ class ThreadSink:
             for record in self._left_out.records(steps):
                 self._listener(record)
 
-    def put_sequence(self, sequence: CallSequence) -> None:
-        raise NotImplementedError("every collective of a CPU is seen")
-
-    def put_kernels(self, chunk: KernelChunk) -> None:
-        raise NotImplementedError("a CPU has no kernel records")
-
     def closing(self) -> None:
         """Do nothing: no other process writes."""
 
@@ -423,64 +413,187 @@ class ThreadSink:
         return self._writer.num_lost
 
 
-class UnwrittenSteps:
-    """The file of a rank's closed steps whose lines are not written yet. Never raises OSError.
+# -- reading a step's marks ------------------------------------------------------------------------------
 
-    A step is safe once the sink has taken it and the journal let go of it: its line is written, or the
-    process that writes has its numbers, so that a SIGKILL of this one loses nothing. The file is for the
-    others.
-    """
 
-    def __init__(self, path: Path, settings: ResolverSettings) -> None:
-        self._path, self._settings = path, settings
-        self._extractor = Extractor(HostClock())
-        self._offset = self._num = 0
-        self._unsafe: deque[bytes] = deque()
-        """Packed steps that are not safe yet, oldest first; b"" for one that is not kept."""
-        self._num_unsafe_bytes = 0
-        self._descriptor: int | None = None
-        with suppress(OSError):
-            self._descriptor = regular_descriptor(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW)
+class Extractor:
+    """Reads the closed steps of one recorder, in order."""
 
-    def keep(self, step: RecordedStep, num_before: int) -> None:
-        """Keep a recorded step whose window has ended, unless a collective of it still goes on.
+    def __init__(
+        self, clock: MarkClock, kernels: KernelSource | None = None, first_mark: Mark | None = None
+    ) -> None:
+        """first_mark: the run's first mark, from which EventSteps counts the device's time."""
+        self._clock = clock
+        self._kernels = kernels
+        self._sequences: dict[int, tuple[list[CollectiveCall], int]] = {}
+        """The latest calls that unseen steps were taken to have, by id, and the number that they have."""
+        self._num_sequences = 0
+        self.new_sequences: list[CallSequence] = []
+        """Sequences that the steps extracted since refer to: to be sent before them, and cleared."""
+        self._last_end: Mark | None = first_mark
+        """End of the window before; this step starts there, unless the recorder was paused."""
 
-        num_before: steps before it that are not safe yet.
+    def ready(self, step: RecordedStep, is_late: bool) -> bool:
+        """True once the step's window has ended on the device and every call has an end to ask for.
+
+        Never blocks. Asks the device about one mark only; `extract` asks the others for their times and
+        returns None where one is missing. is_late: wait no longer for ends that only a wait would tell.
         """
-        if self._descriptor is None:
-            return
-        try:
-            raw = self._raw(step)
-            data = b"" if raw is None else packed(self._num, self._settings, raw)
-        except Exception:  # we are on the training's thread, which must not fail for this
-            logger.exception("aorta: steps are not kept beside their lines any more")
-            self.close()
-            return
-        while len(self._unsafe) > num_before:
-            self._num_unsafe_bytes -= len(self._unsafe.popleft())
-        self._unsafe.append(data)
-        self._num_unsafe_bytes += len(data)
-        if not data:
-            return
-        self._num += 1
-        if num_before == 0 or self._offset > 2 * self._num_unsafe_bytes + SPARE_BYTES:
-            data, self._offset = b"".join(self._unsafe), 0
-        with suppress(OSError):
-            os.pwrite(self._descriptor, data, self._offset)
-        self._offset += len(data)
+        assert step.window_end is not None
+        if step.left_out is not None:
+            return step.logged is None or self._clock.passed(step.logged)
+        if step.by_kernels:
+            assert self._kernels is not None
+            return step.kernels_lost is not None or self._kernels.has_passed(step.window_end.number)
+        if not self._clock.passed(step.window_end):
+            return False
+        for call in step.calls:
+            if call.reason is None and call.end is None:
+                if call.ends_unseen:  # only a wait in the same step would have told its end
+                    call.reason = "not waited for within its step"
+                elif not is_late:
+                    return False
+                else:
+                    call.reason = "never waited for"
+        return True
 
-    def _raw(self, step: RecordedStep) -> RecordedStep | None:
-        if self._settings.on_device:
+    def extract(self, step: RecordedStep, telemetry: Telemetry) -> RecordedStep | None:
+        """Return a step that is ready as it is sent, its marks read; None while something in it goes on.
+
+        Another thread may still be about to add a note: what is returned has those of this moment. Gives the
+        step's marks back to their clock, to be used again.
+        """
+        if step.left_out is not None:
+            if step.logged is not None and self._clock.is_device:
+                self._clock.recycle([step.logged])
+            return _sent(step, telemetry, **_NO_CALLS)
+        calls = _with_phases(step)
+        if step.by_kernels:
+            learned = None if step.learned is None else self._learned(step.learned)
+            is_unknown = step.is_unseen and learned is None
+            return _sent(
+                step,
+                telemetry,
+                **_NO_CALLS | {"calls": calls},
+                learned=learned,
+                num_calls=0 if is_unknown else None,
+            )
+        start, window_end = step.start, step.window_end
+        assert start is not None
+        assert window_end is not None
+        timed = [call if _is_timed(call) else _without_times(call) for call in calls]
+        waits, stalls = list(step.waits), list(step.stalls)
+        final_waits = [msgspec.structs.replace(wait) for wait in step.final_waits]
+        marks = [mark for call in timed for mark in (call.start, call.end)]
+        marks += [wait.start for wait in waits]
+        for stall in stalls:
+            marks += (stall.start,) if stall.end is stall.start else (stall.start, stall.end)
+        marks += [mark for wait in final_waits for mark in (wait.start, wait.end)]
+        read = [window_end, *(mark for mark in (step.body_end, *marks) if mark is not None)]
+        try:
+            distances_ms = self._clock.distances_ms(start, read)
+        except NotPassedError:
+            return None
+        for mark, ms in zip(read, distances_ms, strict=True):
+            mark.ms = ms
+        last_end, self._last_end = self._last_end, window_end
+        gap_ms = 0.0 if last_end is None or last_end is start else self._clock.distance_ms(last_end, start)
+        if self._clock.is_device:
+            # The window's end is still needed: the next step starts there, or at a distance from it.
+            passed_marks = [start, *read] if last_end is None else [start, *read, last_end]
+            self._clock.recycle([mark for mark in passed_marks if mark is not window_end])
+        return _sent(
+            step,
+            telemetry,
+            calls=timed,
+            waits=waits,
+            stalls=stalls,
+            final_waits=final_waits,
+            gap_ms=gap_ms,
+            untimed=step.untimed or _unseen_waits(step),
+        )
+
+    def _learned(self, learned: LearnedCalls) -> LearnedCalls:
+        """Return it as it is sent; the collectives go before it, unless they were sent."""
+        calls = learned.calls
+        if id(calls) not in self._sequences:
+            if len(self._sequences) == MOST_LIKES:
+                del self._sequences[next(iter(self._sequences))]
+            self._num_sequences += 1
+            self._sequences[id(calls)] = calls, self._num_sequences
+            self.new_sequences.append(CallSequence(self._num_sequences, list(calls)))
+        return LearnedCalls([], learned.first_numbers, self._sequences[id(calls)][1])
+
+
+def reader_of_kept(on_device: bool) -> Callable[[RecordedStep], RecordedStep | None]:
+    """Return what UnwrittenSteps asks for a closed step. It reads none that events time, and on a CPU none of
+    which a collective still goes on."""
+    extractor = Extractor(HostClock())
+
+    def read(step: RecordedStep) -> RecordedStep | None:
+        if on_device:
             return host_only(step, KILLED_BEFORE_READ) if step.by_kernels else None
         if step.calls and not all(call.end or call.reason for call in step.calls):
             return None
-        return self._extractor.extract(step, Telemetry(not_measured={"device": KILLED}))
+        return extractor.extract(step, Telemetry(not_measured={"device": KILLED}))
 
-    def close(self) -> None:
-        """Remove the file: all steps are safe now."""
-        if self._descriptor is not None:
-            with suppress(OSError):
-                os.close(self._descriptor)
-            with suppress(OSError):
-                self._path.unlink(missing_ok=True)
-            self._descriptor = None
+    return read
+
+
+def host_only(step: RecordedStep, reason: str) -> RecordedStep:
+    """Return what the host knows of a closed step that kernel records time. reason: why the rest is missing.
+
+    The device is not asked, so scalars that are on their way from it are left out. Of the collectives only
+    their number is kept.
+    """
+    scalars = {name: value for name, value in step.scalars.items() if isinstance(value, float)}
+    missing = ("device", "collectives", *(name for name in step.scalars if name not in scalars))
+    return msgspec.structs.replace(
+        step,
+        **_NO_CALLS,
+        **_LEFT_BEHIND,
+        scalars=scalars,
+        host_notes=[],
+        not_measured=dict.fromkeys(missing, reason),
+        kernels_lost=reason,
+        num_calls=len(step.calls if step.learned is None else step.learned.calls),
+    )
+
+
+def _sent(step: RecordedStep, telemetry: Telemetry, **read: Any) -> RecordedStep:
+    """Return the step as it is sent, with `read` in place of what it holds."""
+    return msgspec.structs.replace(
+        step,
+        **_LEFT_BEHIND | read,
+        scalars=read_scalars(step.scalars),
+        host_notes=list(step.host_notes),
+        device=telemetry.device,
+        not_measured=telemetry.not_measured,
+    )
+
+
+def _with_phases(step: RecordedStep) -> list[CollectiveCall]:
+    """Return the calls of this moment, in each the phase of the step."""
+    calls, phases = list(step.calls), Phases(step)
+    for call in calls:
+        call.phase = phases.of_call(call)
+    return calls
+
+
+def _is_timed(call: CollectiveCall) -> bool:
+    return call.reason is None and call.start is not None and call.end is not None
+
+
+def _without_times(call: CollectiveCall) -> CollectiveCall:
+    return msgspec.structs.replace(call, start=None, end=None)
+
+
+def _unseen_waits(step: RecordedStep) -> str | None:
+    """Say why it is not known how long compute stood still; None: every wait was seen."""
+    unseen = [call for call in step.lost_futures if not (call.waited or call.backward_waited)]
+    if not unseen:
+        return None
+    return (
+        f"the futures of {len(unseen)} collectives ({unseen[0].op}) were taken, and nobody was seen to wait "
+        "for them"
+    )

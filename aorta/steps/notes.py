@@ -2,7 +2,7 @@
 
 A RecordedStep holds everything. Calls, waits and marks are appended to it on the threads of the program, so
 that noting takes no lock. Once it is closed and the device has passed it, the sending thread reads its marks
-(aorta.record.extract) and sends it. Kernel records come later than the step that they belong to, in a
+(aorta.record.sending) and sends it. Kernel records come later than the step that they belong to, in a
 KernelChunk. Each message crosses the pipe in a Frame.
 """
 

@@ -1,16 +1,14 @@
 """The process that turns the steps of one rank into lines of its record file, in their order.
 
 The recorder (aorta.record.sending) starts it and writes frames to its standard input; `serve` is its loop. It
-outlives a training process that is killed: what that had sent, or kept beside the lines for this case (the
-journal: `packed`, `unwritten_steps`), is still written. Readers of a run get the journal's steps too
-(`unwritten_after`).
+outlives a training process that is killed: what that had sent, or kept beside the lines for this case
+(aorta.steps.unwritten), is still written.
 """
 
 import contextlib
 import os
 import signal
 import sys
-import zlib
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
@@ -19,16 +17,14 @@ from typing import BinaryIO
 
 import msgspec
 
-from aorta.files import open_regular
 from aorta.records.deaths import Bystander
-from aorta.records.files import files_beside, kernels_name, steps_name, unwritten_name
+from aorta.records.files import kernels_name, unwritten_name
 from aorta.records.reader import read_kernel_names
 from aorta.records.schema import KernelCoverage, KernelNames, StepRecord
-from aorta.records.state import Tally, read_states
-from aorta.records.table import LineKey
+from aorta.records.state import Tally
 from aorta.records.writer import LineWriter, write_sealed
 from aorta.steps.event_steps import EventSteps
-from aorta.steps.kernel_steps import KernelSteps, without_kernels
+from aorta.steps.kernel_steps import KernelSteps
 from aorta.steps.left_out import as_steps
 from aorta.steps.notes import (
     CallSequence,
@@ -37,30 +33,23 @@ from aorta.steps.notes import (
     RecordedStep,
     ResolverSettings,
     decoded,
-    encoded,
 )
 from aorta.steps.record import left_out_record
 from aorta.steps.told import Told
+from aorta.steps.unwritten import unwritten_steps
 from aorta.timeline.types import Source
 
 MOST_WAITING = 2048
 """Steps that may wait for kernel records; beyond that the oldest is written without them."""
 
 MOST_SEQUENCES = 64
-"""Sequences of collectives that are kept: more than the recorder refers to (record/extract.py)."""
+"""Sequences of collectives that are kept: more than the recorder refers to (record/sending.py)."""
 
 _LATER = 8
 """Steps whose marks may show that a step is complete: as a rule the next one or two do."""
 
 LENGTH_BYTES = 4
 """Bytes of a frame's length, before its content."""
-_HEAD_BYTES = 8
-"""Bytes of length and checksum, before each step of the journal."""
-_MOST_BYTES = 1 << 28
-"""Bytes of the journal that are read."""
-
-Written = tuple[int, int]
-"""(rollbacks, global step) of a line: pairs that rise within an attempt."""
 
 
 class Closed(msgspec.Struct, frozen=True, kw_only=True):
@@ -299,93 +288,6 @@ def write_frame(stream: BinaryIO, body: bytes) -> None:
     while unsent:  # an unbuffered pipe may take a part
         unsent = unsent[stream.write(unsent) :]
     stream.flush()
-
-
-# -- steps that a killed process had kept beside its lines ---------------------------------------------
-
-
-def packed(number: int, settings: ResolverSettings, step: RecordedStep) -> bytes:
-    """A step as the journal keeps it: length, checksum, content. number: counts the steps that were kept."""
-    body = encoded((number, settings, step))
-    return len(body).to_bytes(4, "little") + zlib.crc32(body).to_bytes(4, "little") + body
-
-
-class _Packed(msgspec.Struct, array_like=True):
-    number: int
-    settings: ResolverSettings
-    step: RecordedStep
-
-
-def unwritten_after(path: Path, last: LineKey | StepRecord | None) -> list[StepRecord]:
-    """The journal's steps that follow `last`, the last one read of the rank's lines at path.
-
-    Empty while another process still writes lines of the rank: it has steps that are in neither file.
-    """
-    rank_files = files_beside(path)
-    if rank_files is None or not rank_files.unwritten.exists() or _has_writer(path):
-        return []
-    if last is None:
-        return unwritten_steps(rank_files.unwritten, None, None)
-    return unwritten_steps(
-        rank_files.unwritten, (last.run_id, last.attempt), (last.rollbacks, last.global_step)
-    )
-
-
-def _has_writer(path: Path) -> bool:
-    """Return True while another process writes the lines at path."""
-    return any(
-        state.has_writer and path.name == steps_name(rank) for rank, state in read_states(path.parent).items()
-    )
-
-
-def unwritten_steps(
-    path: Path, attempt: tuple[str | None, int] | None, last: Written | None
-) -> list[StepRecord]:
-    """The journal's steps that follow the last line; none where the journal holds nothing usable.
-
-    attempt: run id and attempt that they must belong to; None where no line says.
-    """
-    try:
-        return list(_records(path, attempt, last))
-    except (OSError, msgspec.MsgspecError, ValueError, ArithmeticError, LookupError, AssertionError):
-        return []
-
-
-def _records(
-    path: Path, attempt: tuple[str | None, int] | None, last: Written | None
-) -> Iterator[StepRecord]:
-    event_steps: EventSteps | None = None
-    for packed_step in _frames(path):
-        settings = packed_step.settings
-        if attempt is not None and (settings.run_id, settings.attempt) != attempt:
-            return
-        if last is None or (packed_step.step.rollbacks, packed_step.step.global_step) > last:
-            if packed_step.step.kernels_lost is not None:
-                yield without_kernels(packed_step.step, settings, packed_step.step.kernels_lost)
-                continue
-            event_steps = event_steps or EventSteps(settings)
-            yield event_steps.resolve(packed_step.step)
-
-
-def _frames(path: Path) -> Iterator[_Packed]:
-    """Steps that are whole and numbered in sequence.
-
-    The journal is written over again and again: behind the newest steps lie remains of earlier ones.
-    """
-    with open_regular(path) as file:
-        data = file.read(_MOST_BYTES)
-    position, number = 0, None
-    while len(data) >= position + _HEAD_BYTES:
-        size, checksum = (int.from_bytes(data[position + i : position + i + 4], "little") for i in (0, 4))
-        body = data[position + _HEAD_BYTES : position + _HEAD_BYTES + size]
-        if len(body) < size or zlib.crc32(body) != checksum:
-            return
-        packed_step = decoded(body, _Packed)
-        if number is not None and packed_step.number != number + 1:
-            return
-        number = packed_step.number
-        yield packed_step
-        position += _HEAD_BYTES + size
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ from aorta.records.schema import (
     OverlapRecord,
     StepRecord,
 )
-from aorta.steps.notes import CollectiveCall, HostNote, RecordedStep, ResolverSettings
+from aorta.steps.notes import CollectiveCall, HostNote, RecordedStep, ResolverSettings, Use
 from aorta.timeline.collective import algbw_gb_s, busbw_gb_s
 from aorta.timeline.types import Source
 
@@ -60,7 +60,7 @@ def step_record(step: RecordedStep, settings: ResolverSettings, **measured: Any)
         instrument_ms=round(step.own_ns / 1e6, 4),
         num_collectives=len(step.calls) if step.num_calls is None else step.num_calls,
         modules=step.modules,
-        host_use=host_use(step),
+        host_use=host_use(step.use_at_start, step.use_at_end),
         memory=memory_record(step),
         device=step.device,
         run_id=settings.run_id,
@@ -220,10 +220,9 @@ def host_spans(
     ]
 
 
-def host_use(step: RecordedStep) -> HostUse | None:
-    """None where it was not noted."""
-    begin, end = step.use_at_start, step.use_at_end
-    if begin is None or end is None or begin[0] != end[0]:  # it changed threads
+def host_use(begin: Use | None, end: Use | None) -> HostUse | None:
+    """Use of the cores between two readings; None where one is missing, or of another thread."""
+    if begin is None or end is None or begin[0] != end[0]:
         return None
     ready_ns = None if begin[2] is None or end[2] is None else end[2] - begin[2]
     return HostUse(

@@ -29,7 +29,7 @@ from aorta.records.reader import read_steps  # noqa: E402
 from aorta.records.rotation import read_dropped  # noqa: E402
 from aorta.records.state import ProcessState, StateFile, Tally, read_states  # noqa: E402
 from aorta.records.writer import LineWriter  # noqa: E402
-from aorta.steps.notes import HostNote, LeftOutStep, LeftOutSteps, Mark, RecordedStep, ResolverSettings  # noqa: E402
+from aorta.steps.notes import Frame, HostNote, LeftOutStep, LeftOutSteps, Mark, RecordedStep, ResolverSettings  # noqa: E402
 
 STEP_NS, BODY_NS = 100_000_000, 90_000_000
 PERIOD, RECORDED, TOGETHER = 1024, 8, 8
@@ -69,12 +69,12 @@ def long_run(folder: Path, num_steps: int, max_bytes: int) -> Written:
         number = 0
         while number < num_steps:
             if number % PERIOD < RECORDED:
-                sink.put(_recorded(number), False)
+                sink.put(Frame(step=_recorded(number)))
                 count = 1
             else:
                 count = min(TOGETHER, num_steps - number)
                 steps = [_left_out(one) for one in range(number, number + count)]
-                sink.put_left_out(LeftOutSteps(steps, "left out", None, {}), False)
+                sink.put(Frame(left_out=LeftOutSteps(steps, "left out", None, {})))
             if (number + count) * 10 // num_steps > number * 10 // num_steps:
                 resident_mb = process.memory_info().rss / 2**20
                 folder_mb = sum(path.stat().st_size for path in folder.iterdir()) / 2**20

@@ -535,7 +535,7 @@ def test_nothing_is_kept_after_the_sending_thread_gave_up(tmp_path, caplog, monk
     def fails(*_):
         raise RuntimeError("planted")
 
-    monkeypatch.setattr("aorta.record.extract.Extractor.extract", fails)
+    monkeypatch.setattr("aorta.record.sending.Extractor.extract", fails)
     with aorta.instrument(tmp_path) as recorder:
         for _ in range(3):
             with recorder.step():

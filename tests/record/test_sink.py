@@ -13,6 +13,7 @@ import pytest
 from aorta.record.sending import ProcessSink, ThreadSink
 from aorta.records.schema import StepRecord
 from aorta.records.writer import LineWriter
+from aorta.steps.notes import Frame
 from tests.dist.launch import run_python
 from tests.limits import LIMIT_S
 from tests.record.sink_steps import SETTINGS, steps
@@ -27,7 +28,7 @@ def test_both_ways_write_the_same_lines(tmp_path):
     thread = ThreadSink(SETTINGS, LineWriter.create(tmp_path / "thread"), lambda record: None)
     for sink in (process, thread):
         for number, step in enumerate(steps(6)):
-            sink.put(step, reply=number % 2 == 0)
+            sink.put(Frame(step=step, reply=number % 2 == 0))
         assert sink.close(LIMIT_S) == 0
     lines = (tmp_path / "process").read_bytes()
     assert lines == (tmp_path / "thread").read_bytes()
@@ -44,7 +45,7 @@ def test_steps_are_written_when_the_training_process_is_killed(tmp_path):
         from tests.record.sink_steps import SETTINGS, steps
         sink = ProcessSink(SETTINGS, Path({str(tmp_path / "lines")!r}), lambda record: None)
         for step in steps(5):
-            sink.put(step, reply=True)
+            sink.put(Frame(step=step, reply=True))
         os.kill(os.getpid(), signal.SIGKILL)
     """)
     LineWriter.create(tmp_path / "lines").close()
@@ -58,7 +59,7 @@ def test_a_dead_resolving_process_is_said_once_and_does_not_raise(tmp_path, capl
     sink._process.kill()
     sink._process.wait()
     for step in steps(50):
-        sink.put(step, reply=False)
+        sink.put(Frame(step=step))
     assert sink.close(5.0) == 50
     assert sum("recording stopped" in record.message for record in caplog.records) == 1
 
@@ -74,7 +75,7 @@ def test_a_process_that_takes_nothing_holds_nothing_up_for_longer_than_the_limit
     LineWriter.create(tmp_path / "lines").close()
     sink = ProcessSink(SETTINGS, tmp_path / "lines", lambda record: None)
     many = steps(1) * 2000
-    sending = threading.Thread(target=lambda: [sink.put(step, reply=False) for step in many], daemon=True)
+    sending = threading.Thread(target=lambda: [sink.put(Frame(step=step)) for step in many], daemon=True)
     sending.start()
     sending.join(1.0)
     assert sending.is_alive()
@@ -91,7 +92,7 @@ def test_a_process_that_is_stopped_goes_on_when_the_run_ends(tmp_path):
     sink = ProcessSink(SETTINGS, tmp_path / "lines", lambda record: None)
     os.kill(sink.pid, signal.SIGSTOP)
     for step in steps(20):
-        sink.put(step, reply=False)
+        sink.put(Frame(step=step))
     assert sink.close(LIMIT_S) == 0
     assert (tmp_path / "lines").read_bytes().count(b"\n") == 20
 
@@ -103,7 +104,7 @@ def test_a_process_that_was_stopped_for_a_while_loses_nothing(tmp_path):
     continued = threading.Timer(0.5, os.kill, (sink.pid, signal.SIGCONT))
     continued.start()
     for step in steps(400):
-        sink.put(step, reply=False)
+        sink.put(Frame(step=step))
     assert sink.close(LIMIT_S) == 0
     assert (tmp_path / "lines").read_bytes().count(b"\n") == 400
     continued.join()
@@ -113,12 +114,12 @@ def test_lines_that_a_killed_process_leaves_are_not_counted_as_lost(tmp_path, ca
     LineWriter.create(tmp_path / "lines").close()
     sink = ProcessSink(SETTINGS, tmp_path / "lines", lambda record: None)
     for step in steps(5):
-        sink.put(step, reply=False)
+        sink.put(Frame(step=step))
     wait_for_lines(tmp_path / "lines", 5)
     os.kill(sink.pid, signal.SIGKILL)
     sink._process.wait()
     for step in steps(3):
-        sink.put(step, reply=False)
+        sink.put(Frame(step=step))
     assert sink.close(5.0) == 3
     assert "3 steps of it are missing" in caplog.text
 
@@ -133,5 +134,5 @@ def wait_for_lines(path, num):
 def test_a_file_that_cannot_be_written_is_said_and_counted(tmp_path):
     sink = ProcessSink(SETTINGS, Path("/dev/full"), lambda record: None)
     for step in steps(3):
-        sink.put(step, reply=False)
+        sink.put(Frame(step=step))
     assert sink.close(LIMIT_S) == 3

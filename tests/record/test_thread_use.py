@@ -7,7 +7,8 @@ import time
 import pytest
 
 from aorta.record import host as thread_use
-from aorta.record.host import ThreadUse, use_ms
+from aorta.record.host import ThreadUse
+from aorta.steps.record import host_use
 
 
 @pytest.fixture
@@ -26,9 +27,9 @@ def test_work_is_cpu_time_and_sleep_is_neither(use):
         pass
     worked = use.read()
 
-    cpu_ms, _ = use_ms(begin, asleep)
+    cpu_ms = host_use(begin, asleep).cpu_ms
     assert cpu_ms < 20
-    assert use_ms(asleep, worked)[0] >= 20
+    assert host_use(asleep, worked).cpu_ms >= 20
 
 
 def test_readings_of_two_threads_are_not_compared(use):
@@ -38,17 +39,17 @@ def test_readings_of_two_threads_are_not_compared(use):
     thread.join()
     readings.append(use.read())
 
-    assert use_ms(readings[0], readings[1]) is None
-    assert use_ms(readings[0], readings[2]) is not None
-    assert use_ms(readings[0], None) is None
+    assert host_use(readings[0], readings[1]) is None
+    assert host_use(readings[0], readings[2]) is not None
+    assert host_use(readings[0], None) is None
 
 
 def test_a_system_that_does_not_count_says_so(use, monkeypatch):
     monkeypatch.setattr(thread_use, "SCHEDSTAT", "/proc/no-such-file")
     begin, end = use.read(), use.read()
-    cpu_ms, ready_ms = use_ms(begin, end)
-    assert cpu_ms >= 0
-    assert ready_ms is None
+    used = host_use(begin, end)
+    assert used.cpu_ms >= 0
+    assert used.ready_ms is None
 
 
 def test_what_the_file_holds_may_be_anything(use, monkeypatch, tmp_path):

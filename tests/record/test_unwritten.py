@@ -10,12 +10,12 @@ import msgspec
 import pytest
 
 from aorta.account.load.rank.reduce import with_unwritten
-from aorta.record.sending import KILLED_BEFORE_READ, SPARE_BYTES, UnwrittenSteps
+from aorta.record.sending import KILLED_BEFORE_READ, reader_of_kept
 from aorta.records.files import state_name, steps_name, unwritten_name
 from aorta.records.run_identity import process_start
 from aorta.records.state import ProcessState, StateFile
 from aorta.records.writer import LineWriter
-from aorta.steps.process import unwritten_steps
+from aorta.steps.unwritten import SPARE_BYTES, UnwrittenSteps, unwritten_steps
 from tests.dist.launch import run_python
 from tests.record.ended_runs import run
 from tests.record.sink_steps import SETTINGS, closed_step
@@ -28,7 +28,7 @@ def kept(path):
 
 
 def test_of_a_gpus_step_is_kept_what_the_host_knows(tmp_path):
-    steps = UnwrittenSteps(tmp_path / "kept", SETTINGS)
+    steps = UnwrittenSteps(tmp_path / "kept", SETTINGS, reader_of_kept(True))
     steps.keep(closed_step(4), num_before=0)
     (record,) = kept(tmp_path / "kept")
     assert (record.global_step, record.tokens, record.lr, record.num_collectives) == (4, 32, 0.5, 3)
@@ -39,7 +39,7 @@ def test_of_a_gpus_step_is_kept_what_the_host_knows(tmp_path):
 
 
 def test_of_a_step_that_events_time_nothing_is_kept(tmp_path):
-    steps = UnwrittenSteps(tmp_path / "kept", SETTINGS)
+    steps = UnwrittenSteps(tmp_path / "kept", SETTINGS, reader_of_kept(True))
     steps.keep(closed_step(0, by_kernels=False), num_before=0)
     steps.keep(closed_step(1), num_before=1)
     assert [record.global_step for record in kept(tmp_path / "kept")] == [1]
@@ -49,7 +49,7 @@ def test_of_a_step_that_events_time_nothing_is_kept(tmp_path):
 def test_the_file_holds_the_steps_that_are_not_safe_and_does_not_grow(tmp_path, num_behind):
     """A device that is always behind leaves no moment in which all steps are safe."""
     path = tmp_path / "kept"
-    steps = UnwrittenSteps(path, SETTINGS)
+    steps = UnwrittenSteps(path, SETTINGS, reader_of_kept(True))
     for number in range(1500):
         steps.keep(closed_step(number), num_before=min(number, num_behind))
         if number % 97 == 0 or number == 1499:
@@ -66,15 +66,16 @@ def test_the_process_that_writes_lines_makes_them_of_what_it_was_not_sent(tmp_pa
     script = textwrap.dedent(f"""
         import os, signal
         from pathlib import Path
-        from aorta.record.sending import ProcessSink
-        from aorta.record.sending import UnwrittenSteps
+        from aorta.record.sending import ProcessSink, reader_of_kept
+        from aorta.steps.notes import Frame
+        from aorta.steps.unwritten import UnwrittenSteps
         from tests.record.sink_steps import SETTINGS, closed_step, steps
         sink = ProcessSink(SETTINGS, Path({str(path)!r}), lambda record: None)
-        kept = UnwrittenSteps(Path({str(tmp_path / unwritten_name(0))!r}), SETTINGS)
+        kept = UnwrittenSteps(Path({str(tmp_path / unwritten_name(0))!r}), SETTINGS, reader_of_kept(True))
         for number in (3, 4, 5, 6):
             kept.keep(closed_step(number), num_before=number - 3)
         for step in steps(5):  # those of the numbers 3 and 4 are sent and kept
-            sink.put(step, reply=False)
+            sink.put(Frame(step=step))
         os.kill(os.getpid(), signal.SIGKILL)
     """)
     assert run_python("-c", script).returncode == -9
@@ -89,7 +90,9 @@ def test_the_process_that_writes_lines_makes_them_of_what_it_was_not_sent(tmp_pa
 @pytest.mark.parametrize("is_written", [True, False])
 def test_a_reader_takes_kept_steps_where_nobody_writes_them_any_more(tmp_path, is_written):
     LineWriter.create(tmp_path / steps_name(0)).close()
-    UnwrittenSteps(tmp_path / unwritten_name(0), SETTINGS).keep(closed_step(0), num_before=0)
+    UnwrittenSteps(tmp_path / unwritten_name(0), SETTINGS, reader_of_kept(True)).keep(
+        closed_step(0), num_before=0
+    )
     state = ProcessState(
         run_id="r", attempt=0, rank=0, world_size=1, host=socket.gethostname(), pid=os.getpid(),
         process_start=None, started_unix_ns=0, written_unix_ns=0, writer_pid=os.getpid(),

@@ -47,7 +47,7 @@ from aorta.records.secrets import redacted, redacted_command
 from aorta.records.stacks import read_stacks
 from aorta.records.state import LinesState, ProcessState, read_states
 from aorta.records.writer import LineWriter
-from aorta.steps.process import unwritten_steps
+from aorta.steps.unwritten import unwritten_steps
 from tests.hang.reports_by_hand import report
 from tests.queues.documents import document, point
 from tests.records.plain_records import run, step

@@ -41,7 +41,7 @@ from aorta.records.requests import (
 from aorta.records.rotation import dropped_path, read_dropped
 from aorta.records.state import ProcessState, StateFile, read_states
 from aorta.records.writer import LineWriter
-from aorta.steps.process import unwritten_steps
+from aorta.steps.unwritten import unwritten_steps
 from tests.hang.reports_by_hand import report as hang_report
 from tests.records.run_folders import run_record, step_record, step_timeline, write_run
 

@@ -26,7 +26,7 @@ from aorta.records.blocks import read_blocks
 from aorta.records.reader import kernel_names_beside, read_steps
 from aorta.records.schema import Source, StepRecord
 from aorta.records.table import LineKey, LineTable, StepTable
-from aorta.steps.process import unwritten_after
+from aorta.steps.unwritten import unwritten_after
 
 BLOCK_RECORDS = 512
 

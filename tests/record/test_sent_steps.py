@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import pytest
 
 from aorta.device.marks import HostClock, NotPassedError
-from aorta.record.extract import Extractor, Telemetry
+from aorta.record.sending import Extractor, Telemetry
 from aorta.steps.notes import (
     CollectiveCall,
     FinalWait,
