@@ -7,16 +7,18 @@ takes records. Where they cannot be had, KernelRecordsUnavailable says why in on
 import contextlib
 import ctypes
 import os
+import threading
 import time
 from collections.abc import Mapping, MutableMapping
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import torch
 
 from aorta.device.native.build import NativeError, library_path, load_library, load_path
 from aorta.errors import AortaError
-from aorta.steps.notes import RECORD_DTYPE, What
+from aorta.steps.notes import RECORD_DTYPE, KernelChunk, What
 
 CAPACITY = 1 << 19
 """Records that the ring holds (20 MB): some hundred steps of a thousand kernels, read 20 times a second."""
@@ -25,6 +27,8 @@ BUFFER_BYTES = 1 << 20
 
 MOST_TAKEN = 1 << 16
 """Records that one `take` gives at most."""
+FLUSH_EVERY_NS = 500_000_000
+"""Interval at which the driver is asked for buffers that are not full; launches may wait meanwhile."""
 NUM_MARKS = 1 << 28
 """Numbers of marks, which wrap around."""
 CUPTI_MAJORS = (12, 13)
@@ -60,29 +64,6 @@ class _Taken(ctypes.Structure):
     )
 
 
-class Taken:
-    """Records of one call of `take`, and how far they are complete."""
-
-    __slots__ = (
-        "lost_ns", "num_dropped", "num_lent", "num_lost", "num_names", "num_no_time", "records", "settled",
-    )  # fmt: skip
-
-    def __init__(self, records: bytes, state: _Taken, num_lent: int) -> None:
-        self.records = records
-        """Rows of RECORD_DTYPE."""
-        self.settled: int = state.settled
-        """Every buffer with a lower number has been taken."""
-        self.num_lost: int = state.num_lost
-        """Records that found the ring full, since the process began."""
-        self.lost_ns: tuple[int, int] = (state.lost_start, state.lost_end)
-        self.num_dropped: int = state.num_dropped
-        self.num_no_time: int = state.num_no_time
-        """Records without times, since the process began; they are not among `records`."""
-        self.num_names: int = state.num_names
-        self.num_lent = num_lent
-        """Buffers that the driver has not given back: 0 means that all that was launched has been taken."""
-
-
 class KernelRecords:
     """Kernel records of this process: one ring per process, used by one object at a time."""
 
@@ -101,6 +82,12 @@ class KernelRecords:
         self._came_mark = 0
         """The newest mark whose record has been taken."""
         self._has_buffers = False
+        """False: the driver's buffers are not ours to ask for, but another client's."""
+        self._reading = threading.Lock()
+        """Held while records are read, and while the buffers are given up: a chunk is whole or not there."""
+        self._flushed_ns = 0
+        self._num_names = 0
+        """Names that have been taken."""
         self.is_on = False
         self.version: int = library.aorta_kernels_version()
         """Of the tracer, as it counts."""
@@ -142,10 +129,11 @@ class KernelRecords:
         """
         if not self._has_buffers:
             return
-        self.synchronize()
-        self.stop()
-        self.flush(forced=True)
-        self._has_buffers = False
+        with self._reading:
+            self.synchronize()
+            self.stop()
+            self.flush(forced=True)
+            self._has_buffers = False
 
     def synchronize(self) -> None:
         """Wait for the device."""
@@ -176,33 +164,65 @@ class KernelRecords:
     def flush(self, forced: bool = False) -> None:
         self._library.aorta_kernels_flush(1 if forced else 0)
 
-    def take(self) -> Taken:
+    def poll(self, closing: bool = False, forced: bool = False) -> list[KernelChunk]:
+        """Return what has come since the last poll. Does not wait for the device.
+
+        closing: ask the driver for buffers that are not full, too, now and not at the interval. forced: ask
+        for all, also those whose kernels have not ended.
+        """
+        chunks = []
+        while True:
+            with self._reading:
+                before_ns = time.monotonic_ns()
+                # Between recorded steps nothing comes, once all of the last ones is here.
+                is_due = before_ns - self._flushed_ns >= FLUSH_EVERY_NS
+                is_due = is_due and (self.is_on or not self.has_every_mark())
+                flushes = self._has_buffers and (forced or closing or is_due)
+                if flushes:
+                    self.flush(forced)
+                    self._flushed_ns = before_ns
+                num_lent = self._library.aorta_kernels_num_lent()  # asked first: may only be too many
+                chunk = self.take()
+            has_rest = chunk.settled == 0 and len(chunk.records) > 0
+            if flushes and not has_rest and (forced or num_lent == 0 and self.has_every_mark()):
+                chunk = msgspec.structs.replace(chunk, complete_ns=before_ns)
+            chunks.append(chunk)
+            if not has_rest:
+                return chunks
+
+    def take(self) -> KernelChunk:
         """The oldest records that have not been taken, at most MOST_TAKEN of them."""
-        num_lent: int = self._library.aorta_kernels_num_lent()  # asked first: may only be too many
+        state = self._state
         self._library.aorta_kernels_take(
-            ctypes.c_void_p(self._buffer.ctypes.data),
-            ctypes.c_uint64(MOST_TAKEN),
-            ctypes.byref(self._state),
+            ctypes.c_void_p(self._buffer.ctypes.data), ctypes.c_uint64(MOST_TAKEN), ctypes.byref(state)
         )
-        rows = self._buffer[: self._state.num_taken]
+        rows = self._buffer[: state.num_taken]
         marks = rows["name"][rows["what"] == What.MARK]
         if len(marks):  # rocprofiler-sdk tells of ends in any order
             newer = (marks.astype(np.int64) - self._came_mark) % NUM_MARKS
             newest = int(newer[newer < NUM_MARKS // 2].max(initial=0))
             self._came_mark = (self._came_mark + newest) % NUM_MARKS
-        return Taken(rows.tobytes(), self._state, num_lent)
-
-    def names(self, first: int, end: int) -> list[str]:
-        """Names of kernels by their index, readable where they can be demangled."""
-        return [
+        names = [
             self._library.aorta_kernels_name(ctypes.c_uint32(index)).decode("utf-8", "replace")
-            for index in range(first, end)
+            for index in range(self._num_names, state.num_names)
         ]
+        self._num_names = state.num_names
+        return KernelChunk(
+            records=rows.tobytes(),
+            names=names,
+            settled=state.settled,
+            complete_ns=0,
+            num_lost=state.num_lost,
+            lost_ns=(state.lost_start, state.lost_end),
+            num_dropped=state.num_dropped,
+            num_no_time=state.num_no_time,
+        )
 
     def discard(self) -> None:
-        """Forget what has been recorded so far."""
+        """Forget what has been recorded so far, but the names."""
         while len(self.take().records) == MOST_TAKEN * RECORD_DTYPE.itemsize:
             pass
+        self._num_names = 0
 
     def _prove(self) -> None:
         """Launch a known kernel between two marks and find the three where and when they must be."""
@@ -217,16 +237,17 @@ class KernelRecords:
         last = self.mark(stream.cuda_stream)
         torch.cuda.synchronize(self._device)
         after_ns = time.monotonic_ns()
-        rows = np.zeros(0, RECORD_DTYPE)
+        rows, names = np.zeros(0, RECORD_DTYPE), list[str]()
         while True:  # rocprofiler-sdk has a record when a thread of its own has seen that the kernel ended
             self.flush()
-            drained = self.take()
-            rows = np.concatenate([rows, np.frombuffer(drained.records, RECORD_DTYPE)])
+            chunk = self.take()
+            names += chunk.names
+            rows = np.concatenate([rows, np.frombuffer(chunk.records, RECORD_DTYPE)])
             all_came = {What.KERNEL, What.MARK} <= set(rows["what"]) and np.sum(rows["what"] == What.MARK) > 1
             if all_came or time.monotonic_ns() - after_ns > _TEST_WAIT_NS:
                 break
             time.sleep(_TEST_WAIT_NS / 50e9)
-        names = self.names(0, drained.num_names)
+        self._num_names = 0
         reason = why_not_proved(rows, names, (first, last), (before_ns, after_ns))
         if reason is None and not self.has_passed(last):
             reason = "the device's progress does not reach the host"

@@ -13,9 +13,7 @@ by events.
 import gc
 import logging
 import os
-import threading
 from collections.abc import Callable
-from time import monotonic_ns
 from typing import Any, Literal
 
 import torch
@@ -26,20 +24,17 @@ from aorta.device.cupti_faults import known_faults
 from aorta.device.kernel_records import KernelRecords, KernelRecordsUnavailable
 from aorta.errors import InstrumentError
 from aorta.record.interception.replaced import uncompiled
-from aorta.steps.notes import KernelChunk
 
 logger = logging.getLogger(__name__)
 
 Kernels = Literal["auto", "on", "off"]
-FLUSH_EVERY_NS = 500_000_000
-"""Interval at which the driver is asked for buffers that are not full; launches may wait meanwhile."""
 _OFF = "not asked for (kernels='off')"
 
 
 class KernelSource:
     """The kernel records of one recorder.
 
-    The training thread begins steps and sets marks; the sending thread calls `poll`.
+    The training thread begins steps and sets marks; the sending thread polls `records`.
     """
 
     def __init__(self, mode: Kernels) -> None:
@@ -47,17 +42,14 @@ class KernelSource:
             raise InstrumentError(f"kernels must be 'auto', 'on' or 'off', got {mode!r}")
         self._mode = mode
         self._last_was_recorded = False
-        self._records: KernelRecords | None = None
+        self.records: KernelRecords | None = None
+        """What has come, for the sending thread to poll; None: there are none."""
         self._pid = os.getpid()
         self._profiler = ProfilerWatch(self._yield_to_profiler)
         self._yielded = False
         """True: a profiler has the records, or had them until the next step begins."""
-        self._reading = threading.Lock()
-        """Held while the records are read, and while they are given up: a chunk is whole or not there."""
-        self._flushed_ns = 0
         self._version: int | None = None
         self._faults: list[str] = []
-        self._num_names_sent = 0
         self._before_yield: Callable[[], None] | None = None
         self._device_later: torch.device | None = None
         """Device to open once the profiler is done that had the records when the first step began."""
@@ -96,7 +88,7 @@ class KernelSource:
             self.reason = devices.kernels_unasked
             return
         try:
-            self._records = devices.kernel_records(device)
+            self.records = devices.kernel_records(device)
         except KernelRecordsUnavailable as error:
             self.reason = str(error)
             if self._mode == "on":
@@ -104,8 +96,7 @@ class KernelSource:
                 raise InstrumentError(f"kernels='on': {error}") from None
             logger.info("kernel records are not used, events are: %s", error)
             return
-        self._num_names_sent = 0
-        self._version = self._records.version
+        self._version = self.records.version
         self._faults = known_faults(self._version) if torch.version.hip is None else []
         self.reason = None
         self.note = devices.kernels_note
@@ -113,7 +104,7 @@ class KernelSource:
     def close(self) -> None:
         """Turn the records off for good; those that have not been polled are lost."""
         self._profiler.uninstall()
-        records, self._records = self._records, None
+        records, self.records = self.records, None
         if records is not None and os.getpid() == self._pid:
             records.stop()
             records.flush(forced=True)
@@ -128,21 +119,21 @@ class KernelSource:
         """
         if self._yielded and not self._profiler.is_busy:
             self._resume()
-        if self._yielded or self._records is None:
+        if self._yielded or self.records is None:
             return False
         # On from the step before to the step after: work that was queued before may run in the recorded step,
         # and work of the recorded step may run in the next.
         is_needed = recorded or comes_next or self._last_was_recorded
         self._last_was_recorded = recorded
-        if is_needed and not self._records.is_on:
+        if is_needed and not self.records.is_on:
             self._start()
-        elif not is_needed and self._records.is_on:
-            self._records.stop()
+        elif not is_needed and self.records.is_on:
+            self.records.stop()
         return recorded and self.is_on
 
     def mark(self, stream: int) -> int:
         """Put a mark on a stream and return its number, 0 where that was not possible."""
-        records = self._records
+        records = self.records
         return records.mark(stream) if records is not None and records.is_on else 0
 
     def described(self) -> dict[str, Any]:
@@ -152,65 +143,16 @@ class KernelSource:
     @property
     def is_ready(self) -> bool:
         """True where a step that begins now would be timed by the records, as far as is known."""
-        return self._records is not None and not (self._yielded and self._profiler.is_busy)
-
-    @property
-    def is_open(self) -> bool:
-        """True while there are kernel records, on or at rest."""
-        return self._records is not None
+        return self.records is not None and not (self._yielded and self._profiler.is_busy)
 
     @property
     def is_on(self) -> bool:
-        return self._records is not None and self._records.is_on
-
-    # -- reading (any thread) ----------------------------------------------------------------------
+        return self.records is not None and self.records.is_on
 
     def has_passed(self, number: int) -> bool:
         """True once the device has reached a mark, or where nobody can say any more."""
-        records = self._records
+        records = self.records
         return records is None or records.has_passed(number)
-
-    def poll(self, closing: bool = False, forced: bool = False) -> list[KernelChunk]:
-        """Return what has come since the last poll. Does not wait for the device.
-
-        closing: ask the driver for buffers that are not full, too, now and not at the interval. forced: ask
-        for all, also those whose kernels have not ended.
-        """
-        records = self._records
-        if records is None:
-            return []
-        chunks = []
-        while True:
-            with self._reading:
-                before_ns = monotonic_ns()
-                is_due = before_ns - self._flushed_ns >= FLUSH_EVERY_NS
-                # Between recorded steps nothing comes, once all of the last ones is here.
-                is_due = is_due and (records.is_on or not records.has_every_mark())
-                flushes = forced or closing or is_due
-                if flushes and not self._yielded:  # a profiler's buffers are not ours to ask for
-                    records.flush(forced)
-                    self._flushed_ns = before_ns
-                drained = records.take()
-            has_rest = drained.settled == 0 and len(drained.records) > 0
-            all_came = flushes and drained.num_lent == 0 and not has_rest and records.has_every_mark()
-            names = records.names(self._num_names_sent, drained.num_names)
-            self._num_names_sent = drained.num_names
-            chunks.append(
-                KernelChunk(
-                    records=drained.records,
-                    names=names,
-                    settled=drained.settled,
-                    complete_ns=before_ns
-                    if not self._yielded and (all_came or (forced and not has_rest))
-                    else 0,
-                    num_lost=drained.num_lost,
-                    lost_ns=drained.lost_ns,
-                    num_dropped=drained.num_dropped,
-                    num_no_time=drained.num_no_time,
-                )
-            )
-            if not has_rest:
-                return chunks
 
     # -- profilers ---------------------------------------------------------------------------------
 
@@ -218,40 +160,39 @@ class KernelSource:
         """Give the records up: a profiler is about to take them."""
         if self._yielded:
             return
-        if self._records is not None and os.getpid() == self._pid:
+        if self.records is not None and os.getpid() == self._pid:
             if self._before_yield is not None:
                 self._before_yield()
-            with self._reading:
-                self._records.yield_buffers()
+            self.records.yield_buffers()
         self._yielded = True
         self.num_yields += 1
 
     def _resume(self) -> None:
         """Take the records back, at the start of a step: no profiler has them any more."""
         self._yielded = False
-        if self._records is not None:
+        if self.records is not None:
             self.wake()
         elif self._device_later is not None:
             self._open(self._device_later)
 
     def pause(self) -> None:
         """Turn the records off between two steps, until `wake`."""
-        if self._records is not None and self._records.is_on:
-            self._records.stop()
+        if self.records is not None and self.records.is_on:
+            self.records.stop()
 
     def wake(self) -> None:
         """Turn the records on again. Waits for the device: nothing unrecorded may run in a recorded step."""
-        if self._records is not None and not self._yielded and not self._records.is_on:
-            self._records.synchronize()
+        if self.records is not None and not self._yielded and not self.records.is_on:
+            self.records.synchronize()
             self._start()
 
     def _start(self) -> None:
-        assert self._records is not None
+        assert self.records is not None
         try:
-            self._records.start()
+            self.records.start()
         except KernelRecordsUnavailable as error:
             self.reason = str(error)
-            self._records = None
+            self.records = None
             logger.warning("kernel records ended, events go on: %s", error)
 
 

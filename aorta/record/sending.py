@@ -1,8 +1,8 @@
 """Brings closed steps out of the training process, to the one that writes their lines.
 
-SendingThread takes steps off the journal once the device has passed them; Extractor reads their marks, which
-is one question to the device per mark; a sink takes them. On a GPU that is ProcessSink, a pipe to a process of
-its own, so that resolving and writing never hold the interpreter lock of the training loop; on a CPU ThreadSink
+SendingThread takes steps off the journal once the device has passed them. Extractor reads their marks: one
+question to the device per mark. A sink takes them. On a GPU that is ProcessSink, a pipe to a process of its
+own, so that resolving and writing never hold the interpreter lock of the training loop; on a CPU ThreadSink
 resolves them right there.
 """
 
@@ -159,7 +159,7 @@ class SendingThread:
                 if self._beat is not None:
                     self._beat()
                 if not closing:
-                    is_rare = self._kernels.is_open and num_records < MANY_RECORDS
+                    is_rare = self._kernels.records is not None and num_records < MANY_RECORDS
                     self._awake.wait(KERNELS_POLL_S if is_rare else POLL_S)
                 elif self._journal.closed:  # the device has not passed them yet
                     time.sleep(0.002)
@@ -174,7 +174,8 @@ class SendingThread:
 
     def _send_kernels(self, closing: bool = False, forced: bool = False) -> tuple[int, bool]:
         """Send the kernel records that came; return their number, and True if all launched are there."""
-        chunks = self._kernels.poll(closing, forced)
+        records = self._kernels.records
+        chunks = [] if records is None else records.poll(closing, forced)
         for chunk in chunks:
             if chunk.records or chunk.names or chunk.complete_ns:
                 self._sink.put(Frame(kernels=chunk))

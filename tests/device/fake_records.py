@@ -2,14 +2,12 @@
 
 import threading
 from time import monotonic_ns
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import torch
 
-from aorta.device.kernel_records import Taken
-from aorta.steps.notes import RECORD_DTYPE, What
+from aorta.steps.notes import RECORD_DTYPE, KernelChunk, What
 from tests.device.fake_device import FakeBackend
 
 KERNEL_NS = 1000
@@ -24,7 +22,7 @@ class FakeRecords:
         self._names = [""]
         self._rows: list[dict[str, Any]] = []
         self._lock = threading.Lock()
-        self._num_calls = self._last_mark = 0
+        self._num_calls = self._last_mark = self._num_told = 0
 
     def kernel(self, name: str) -> None:
         """Launch a kernel."""
@@ -68,27 +66,20 @@ class FakeRecords:
     def has_passed(self, number: int) -> bool:
         return True
 
-    def has_every_mark(self) -> bool:
-        return not self._rows
-
     def flush(self, forced: bool = False) -> None:
         return None
 
-    def take(self) -> Taken:
+    def poll(self, closing: bool = False, forced: bool = False) -> list[KernelChunk]:
         with self._lock:
             rows, self._rows = self._rows, []
+            before_ns = monotonic_ns()
         table = np.zeros(len(rows), RECORD_DTYPE)
         for i, values in enumerate(rows):
             for name, value in values.items():
                 table[name][i] = value
-        state = SimpleNamespace(
-            settled=1, num_lost=0, lost_start=0, lost_end=0, num_dropped=0, num_no_time=0,
-            num_names=len(self._names),
-        )  # fmt: skip
-        return Taken(table.tobytes(), state, num_lent=0)  # type: ignore[arg-type]
-
-    def names(self, first: int, end: int) -> list[str]:
-        return self._names[first:end]
+        names, self._num_told = self._names[self._num_told :], len(self._names)
+        complete_ns = before_ns if closing or forced else 0
+        return [KernelChunk(table.tobytes(), names, 1, complete_ns, 0, (0, 0), 0)]
 
     def discard(self) -> None:
         self._rows.clear()

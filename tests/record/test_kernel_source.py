@@ -61,21 +61,21 @@ def library():
 def source(library, monkeypatch):
     monkeypatch.setattr(KernelRecords, "synchronize", lambda self: None)
     source = KernelSource("auto")
-    source._records = KernelRecords(library, torch.device("cpu"))
-    source._records.start()
+    source.records = KernelRecords(library, torch.device("cpu"))
+    source.records.start()
     yield source
-    source._records = None
+    source.records = None
 
 
 def test_the_newest_mark_has_come_in_whatever_order_records_come(library, source):
     first, second = source.mark(0), source.mark(0)
     library.coming = [[second, first]]
-    source.poll()
-    assert source._records.has_every_mark()
+    source.records.poll()
+    assert source.records.has_every_mark()
 
 
 def is_complete(source):
-    return source.poll(closing=True)[-1].complete_ns > 0
+    return source.records.poll(closing=True)[-1].complete_ns > 0
 
 
 def test_all_has_come_with_the_record_of_the_last_mark(library, source):
