@@ -49,7 +49,7 @@ class LastStep:
             record.end_unix_ns,
             record.step_ms,
             record.loss,
-            None if memory is None else memory.device_used_bytes or memory.reserved_bytes,
+            None if memory is None else memory.reserved_bytes,
             None if device is None else device.sm_clock_mhz,
             None if device is None else device.power_w,
         )

@@ -114,7 +114,7 @@ class Digest:
             *(_of(fmean, [getattr(record.overlap, name) for record in recorded]) for name in PARTS),
             _of(median, exposed_ms),
             last.loss,
-            None if memory is None else memory.device_used_bytes or memory.reserved_bytes,
+            None if memory is None else memory.reserved_bytes,
             None if device is None else device.sm_clock_mhz,
             None if device is None else device.power_w,
         )

@@ -39,11 +39,11 @@ COUNTERS = {
     "memory_clock_mhz": "memory clock, MHz",
     "temperature_c": "temperature, °C",
     "utilization_percent": "utilization, %",
+    "memory_used_bytes": "memory used on the device, bytes",
 }
 MEMORY_COUNTERS = {
     "allocated_bytes": "memory allocated, bytes",
     "reserved_bytes": "memory reserved, bytes",
-    "device_used_bytes": "memory used on the device, bytes",
 }
 
 Event = dict[str, Any]

@@ -250,7 +250,6 @@ class MemoryRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     reserved_bytes: int
     peak_allocated_bytes: int
     """Since the process began."""
-    device_used_bytes: int | None = None
     num_alloc_retries: int | None = None
     """Since the process began: allocations that had to free the allocator's cache, and waited for that."""
     num_device_frees: int | None = None

@@ -46,7 +46,7 @@ def scalars(record: StepRecord) -> dict[str, float]:
         "grad_norm": record.grad_norm,
         "memory_allocated_bytes": None if memory is None else memory.allocated_bytes,
         "memory_reserved_bytes": None if memory is None else memory.reserved_bytes,
-        "device_used_bytes": None if memory is None else memory.device_used_bytes,
+        "device_used_bytes": None if device is None else device.memory_used_bytes,
         "power_w": None if device is None else device.power_w,
         "sm_clock_mhz": None if device is None else device.sm_clock_mhz,
         "temperature_c": None if device is None else device.temperature_c,

@@ -123,12 +123,13 @@ def waited(late_ms, rank, step, noise, late_rank=1, **work):
 
 def sampled(clock=1980.0, throttling=None, retries=0, used=40 << 30):
     return {
-        "device": DeviceRecord(sample_unix_ns=1, sm_clock_mhz=clock, throttling=throttling or []),
+        "device": DeviceRecord(
+            sample_unix_ns=1, sm_clock_mhz=clock, throttling=throttling or [], memory_used_bytes=used
+        ),
         "memory": MemoryRecord(
             allocated_bytes=used,
             reserved_bytes=used,
             peak_allocated_bytes=used,
-            device_used_bytes=used,
             num_alloc_retries=retries,
         ),
     }

@@ -18,7 +18,6 @@ OF_MEMORY = {
     "reserved_bytes": "reserved_memory_bytes",
     "num_alloc_retries": "alloc_retries",
     "num_device_frees": "device_frees",
-    "device_used_bytes": "device_memory_bytes",
 }
 OF_DEVICE = {**{name: name for name in TELEMETRY}, "memory_used_bytes": "device_memory_bytes"}
 """Metrics by the field of a line."""
@@ -32,17 +31,14 @@ class Telemetry:
         """Values of the last line that has the part."""
 
     def of(self, block: StepTable) -> dict[str, Floats]:
-        """By metric, a value per line, NaN where it has none; without metrics that no line has. What the
-        device says replaces what the allocator says under the same name."""
+        """By metric, a value per line, NaN where it has none; without metrics that no line has."""
         metrics = {} if (tokens := block.numbers("tokens")) is None else {"tokens": tokens}
         for part, values in (
             ("memory", _numbers(block, "memory", OF_MEMORY)),
             ("device", _numbers(block, "device", OF_DEVICE) | _throttling(block)),
         ):
             key = "allocated_bytes" if part == "memory" else "sample_unix_ns"
-            for name, column in self._kept(block, part, key, values).items():
-                earlier = metrics.get(name)
-                metrics[name] = column if earlier is None else np.where(np.isnan(column), earlier, column)
+            metrics |= self._kept(block, part, key, values)
         return metrics
 
     def _kept(self, block: StepTable, part: str, key: str, values: Mapping[str, Floats]) -> dict[str, Floats]:
