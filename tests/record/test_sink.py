@@ -42,6 +42,7 @@ def test_steps_are_written_when_the_training_process_is_killed(tmp_path):
         import os, signal
         from pathlib import Path
         from aorta.record.sending import ProcessSink
+        from aorta.steps.notes import Frame
         from tests.record.sink_steps import SETTINGS, steps
         sink = ProcessSink(SETTINGS, Path({str(tmp_path / "lines")!r}), lambda record: None)
         for step in steps(5):
