@@ -229,20 +229,27 @@ def queues(machine: Machine) -> dict[str, Fact]:
     machine.needs_gpu()
     if machine.quick:
         raise NotRun("left out by --quick")
-    values = "1,2,8" if machine.platform == "cuda" else "1,2,4"
-    words = ["queues", "probe", "--max-connections", values, "--streams", "16", "--json"]
-    _, text = machine.run(PYTHON, "-m", "aorta", *words)
+    cuda = machine.platform == "cuda"
+    variable = "CUDA_DEVICE_MAX_CONNECTIONS" if cuda else "GPU_MAX_HW_QUEUES"
+    found = {value: queues_under(machine, variable, value) for value in (1, 2, 8 if cuda else 4)}
+    return {
+        "variable": variable,
+        "num_unlike": sum(queues not in (None, value) for value, queues in found.items()),
+        "num_unclear": sum(queues is None for queues in found.values()),
+        "found": ", ".join(f"{value}: {queues}" for value, queues in found.items()),
+    }
+
+
+def queues_under(machine: Machine, variable: str, value: int) -> int | None:
+    """Queues of a fresh process with the variable at that value; None where starts and times disagree."""
+    words = ["queues", "probe", "--part", "queues", "--streams", "16", "--json"]
+    _, text = machine.run("env", f"{variable}={value}", PYTHON, "-m", "aorta", *words)
     lines = [line for line in text.splitlines() if line.startswith("{")]
     if not lines:
         raise NotRun("the probe ended early")
-    found = json.loads(lines[-1])
-    settings = found["settings"]
-    return {
-        "variable": found["variable"],
-        "num_unlike": sum(setting["as_set"] is False for setting in settings),
-        "num_unclear": sum(setting["as_set"] is None for setting in settings),
-        "found": ", ".join(f"{setting['value']}: {setting['queues']}" for setting in settings),
-    }
+    count = json.loads(lines[-1])["queues"]
+    is_sure = count is not None and count["agrees"] and count["even"] and count["primed"]
+    return count["queues"] if is_sure else None
 
 
 SMALL = ("training.max_steps=12", "model.num_layers=2", "logging.tensorboard=false", "recording.overhead=off")

@@ -50,7 +50,9 @@ done
 if ((num_gpus == 2)); then
   part queues-one "$python" -m aorta.queues run-priority all --streams 4,16 --budget-s 0.5 \
     --output "$folder/queues_one.json"
-  part queue-probe "$python" -m aorta.queues probe --max-connections 1,2,8,32
+  for queues in 1 2 8 32; do
+    part "queue-probe-$queues" env CUDA_DEVICE_MAX_CONNECTIONS="$queues" "$python" -m aorta.queues probe --part queues
+  done
 fi
 if ((num_gpus == 4)); then
   part fsdp-tp "${ranks[@]}" train.py --config config/fsdp_tp.yaml \

@@ -28,123 +28,6 @@ from aorta.page.parts import (
 )
 from aorta.page.table import precision
 from aorta.page.timeline import Steps, exposed_collectives
-from aorta.timeline.statistics import LEVEL
-
-DEFINITIONS = (
-    (
-        "step window",
-        "From the start of a step to the start of the next one; the last step ends where it ends itself. "
-        "Work that crosses an edge counts with the part inside.",
-    ),
-    (
-        "comm_ms",
-        "Length of the union of all collectives of a rank, on whatever stream they run. Two at "
-        "once count once.",
-    ),
-    (
-        "compute_ms",
-        "Kernel traces: union of all kernels that are not communication. Events and host: time in"
-        " which the compute stream executes, and is neither in a collective nor stalled on "
-        "another stream; gaps with nothing queued are included where events cannot see them.",
-    ),
-    (
-        "hidden_ms",
-        "Communication and compute at once: the overlap.",
-    ),
-    (
-        "exposed_ms",
-        "Communication without compute: comm = hidden + exposed. It splits into waiting, until "
-        "the last rank of the collective arrives, and transfer after that.",
-    ),
-    (
-        "idle_ms",
-        "Neither communication nor compute: step = compute + exposed + idle. Copies alone count as idle.",
-    ),
-    (
-        "overlap_ratio",
-        "hidden / comm. 1: all communication is hidden. 0: all of it blocks compute. Not defined "
-        "where there is no communication.",
-    ),
-    (
-        "busbw",
-        "As in nccl-tests: bytes / duration, times 2(n \u2212 1)/n for all_reduce and (n \u2212 1)/n for "
-        "all_gather, reduce_scatter and all_to_all. Bytes are the larger of a rank's input and "
-        "output. GB are 10\u2079 bytes.",
-    ),
-    (
-        "wait, transfer",
-        "The two parts of a collective: before its last rank arrives, and after that. The late rank is "
-        "the cause, the ranks that wait are its victims.",
-    ),
-    (
-        "host-bound step",
-        "A step in which the host was the bottleneck: the compute stream ran dry for more than a fifth of it"
-        " on some rank. Compute, communication and hidden are upper bounds there; exposed may be off either"
-        " way.",
-    ),
-    (
-        "reference, candidate",
-        "The candidate is judged against the reference. Ratio and change are candidate / reference, the"
-        " difference is candidate \u2212 reference; the ratio is of steps taken together. \u2713 is better,"
-        " \u2717 worse, \u25c6 different, = the same within what matters, ? cannot tell. Where steps hold"
-        " different amounts of work on the two sides, tokens/s per GPU is judged and times of a"
-        " step are only called different.",
-    ),
-    (
-        "same within",
-        "The whole interval lies within the smallest change that matters (--matters, 3 % where nobody says"
-        " another): a difference as large would have been seen.",
-    ),
-    (
-        "cannot tell",
-        "The interval holds no change at all and a change that matters: neither can be said. The reason says"
-        " how many runs a side would tell.",
-    ),
-    (
-        "median",
-        "Over the judged steps of each rank, then over ranks. min and max are the least and greatest rank.",
-    ),
-    (
-        "tokens/s",
-        "Tokens of all ranks in a step (ranks of one tensor-parallel group share theirs) over its time; per"
-        " GPU: over the number of ranks.",
-    ),
-    (
-        "model FLOP/s, MFU",
-        "Tokens/s per GPU times the model FLOPs of a token (forward and backward, without recomputation),"
-        " over the data sheet's dense rate for the run's precision, which the page names.",
-    ),
-    (
-        "others wait for it",
-        "Mean wait of the other ranks of a group, summed over the collectives of a step in which the rank"
-        " arrived last by more than the clocks may be off.",
-    ),
-    (
-        "clocks, power, memory",
-        "The latest sample of the telemetry thread in each step (one a second by default); energy per token"
-        " is power times step time of all ranks over the tokens. Peak and reserved memory: the allocator's.",
-    ),
-    (
-        "judged steps",
-        "Steps that every rank recorded, without the warm-up.",
-    ),
-    (
-        "interval",
-        f"{LEVEL} bootstrap interval over blocks of whole steps. A verdict other than \u201cno difference "
-        "seen\u201d needs an interval that excludes no change, after allowing for the number of "
-        "metrics that were tested.",
-    ),
-    (
-        "source",
-        "What saw the work: events (on device streams), host (the host's clock), kineto, "
-        "rocprofv3 or nsys (kernel traces), projected (a model). A statistic uses one source.",
-    ),
-    (
-        "not measured",
-        "A number that was not measured is shown as n/a with its reason, never as 0.",
-    ),
-)
-
 
 NUM_LONGEST = 12
 SETTING_COLUMNS = (("group", "", False), ("setting", "", False), ("value", "", False))
@@ -388,10 +271,12 @@ def hazards(report: Report) -> Markup | None:
 
 
 def definitions() -> Markup:
-    items = [[tag("dt", name), tag("dd", text)] for name, text in DEFINITIONS]
-    place_text = " hold in every step, in totals and in means; medians need not add up."
-    sums = tag("p", tag("code", "comm = hidden + exposed"), " and ",
-               tag("code", "step = compute + exposed + idle"), place_text)  # fmt: skip
-    return section(
-        "definitions", "Definitions", folded("what the words and numbers mean", [sums, tag("dl", items)])
+    sums = tag(
+        "p",
+        tag("code", "comm = hidden + exposed"),
+        " and ",
+        tag("code", "step = compute + exposed + idle"),
+        " hold in every step, in totals and in means; medians need not add up. docs/definitions.md has every"
+        " word and number of this page.",
     )
+    return section("definitions", "Definitions", sums)

@@ -17,7 +17,6 @@ from aorta.account.model import Causes, ConfidenceInterval, SettingDifference
 from aorta.errors import ReportError
 from aorta.page.html import page, write_page
 from aorta.page.parts import Markup, byte_text, json_script, number, percent, tag, title
-from aorta.page.sections import DEFINITIONS
 from aorta.page.table import account_rows
 from aorta.page.timeline import MAX_FURTHER, MAX_MARKS, steps_to_show, timeline_data
 from aorta.page.where_time_goes import account_data
@@ -332,13 +331,6 @@ def test_the_page_claims_no_sums_of_medians(tmp_path):
     page = (tmp_path / "report.html").read_text()
     assert "hold in every step, in totals and in means" in page
     assert "medians need not add up" in page
-
-
-def test_the_terms_of_the_page_are_defined_in_the_documentation():
-    written = (ROOT / "docs" / "definitions.md").read_text().replace("`", "")
-    for term, _ in DEFINITIONS:
-        if "_" in term:
-            assert term in written
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,5 @@
 """python -m aorta.queues probe."""
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import click
@@ -16,34 +15,16 @@ if TYPE_CHECKING:
 @click.option("--device", "device_name", help="GPU to probe; default: the first.")
 @click.option("--streams", default=64, show_default=True, help="Streams to try.")
 @click.option(
-    "--max-connections",
-    "values_text",
-    help="Values of CUDA_DEVICE_MAX_CONNECTIONS or GPU_MAX_HW_QUEUES, as 1,2,8; a fresh process for each.",
-)
-@click.option(
     "--part", "parts", multiple=True, type=click.Choice(PARTS), help="Measure this alone; may be repeated."
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
-def probe_command(
-    device_name: str | None, streams: int, values_text: str | None, parts: tuple[str, ...], as_json: bool
-) -> None:
-    """Count hardware queues; measure what a switch costs and what priorities do.
-
-    With --max-connections only: what each value makes of the number of queues.
-    """
+def probe_command(device_name: str | None, streams: int, parts: tuple[str, ...], as_json: bool) -> None:
+    """Count hardware queues; measure what a switch costs and what priorities do."""
     from aorta.queues.probe.machine import check_streams
-
-    check_streams(streams)
-    if values_text is None:
-        _probe(_device(device_name), streams, parts or PARTS, as_json)
-    else:
-        _settings(device_name, streams, values_text, as_json)
-
-
-def _probe(device: "torch.device", streams: int, parts: Sequence[str], as_json: bool) -> None:
     from aorta.queues.probe.probe import probe
 
-    result = probe(device, streams, parts)
+    check_streams(streams)
+    result = probe(_device(device_name), streams, parts or PARTS)
     if as_json:
         click.echo(msgspec.json.encode(result).decode())
         return
@@ -52,22 +33,6 @@ def _probe(device: "torch.device", streams: int, parts: Sequence[str], as_json: 
     from aorta.queues.probe.show import show_probe
 
     show_probe(result, Console())
-
-
-def _settings(device_name: str | None, streams: int, values_text: str, as_json: bool) -> None:
-    from aorta.queues.probe.probe import parse_values, probe_settings, queue_variable
-
-    limit = queue_variable()
-    values = parse_values(values_text, limit)
-    results = probe_settings(_device(device_name), streams, values)
-    if as_json:
-        click.echo(msgspec.json.encode({"variable": limit.variable, "settings": results}).decode())
-        return
-    from rich.console import Console
-
-    from aorta.queues.probe.show import show_settings
-
-    show_settings(limit.variable, results, Console())
 
 
 def _device(name: str | None) -> "torch.device":

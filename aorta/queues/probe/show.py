@@ -1,12 +1,10 @@
 """The probe as a page of text."""
 
-from collections.abc import Sequence
-
 from rich.console import Console
 from rich.table import Table
 
 from aorta.queues.probe.priority import Effect
-from aorta.queues.probe.probe import ProbeResult, ProbeSetting, conclude
+from aorta.queues.probe.probe import ProbeResult, conclude
 from aorta.queues.probe.switch import SwitchCost
 
 
@@ -40,17 +38,6 @@ def show_probe(result: ProbeResult, console: Console) -> None:
         f"{clock.host_ratio:.4f} of the host's rate",
         highlight=False,
     )
-
-
-def show_settings(variable: str, settings: Sequence[ProbeSetting], console: Console) -> None:
-    table = Table(box=None, pad_edge=False)
-    for name, justify in ((variable, "right"), ("queues", "right"), ("as set", "left"), ("because", "left")):
-        table.add_column(name, justify=justify)  # type: ignore[arg-type]
-    for setting in settings:
-        number = "unclear" if setting.queues is None else f"{'≥' if setting.at_least else ''}{setting.queues}"
-        as_set = "?" if setting.as_set is None else "yes" if setting.as_set else "NO"
-        table.add_row(str(setting.value), number, as_set, setting.because)
-    console.print(table)
 
 
 def _switch(switch: SwitchCost) -> str:

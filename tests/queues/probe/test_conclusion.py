@@ -1,28 +1,18 @@
-"""From measurements to a sentence, a verdict on a setting, and the command line."""
+"""From measurements to a sentence, and the command line."""
 
 import msgspec
 import pytest
 import torch
 from click.testing import CliRunner
 
-from aorta.device.cuda import CudaBackend, HipBackend
 from aorta.queues.cli import main
-from aorta.queues.probe.machine import ProbeError
 from aorta.queues.probe.priority import effect
-from aorta.queues.probe.probe import (
-    ProbeResult,
-    conclude,
-    judge,
-    parse_values,
-    probe_setting,
-)
-from aorta.queues.probe.show import show_probe, show_settings
+from aorta.queues.probe.probe import ProbeResult, conclude
+from aorta.queues.probe.show import show_probe
 from aorta.queues.probe.staircase import staircase
 from aorta.queues.probe.switch import switch_cost
-from tests.limits import LIMIT_S
 from tests.queues.probe.simulator import SimulatedDevice
 
-CUDA, HIP = CudaBackend.queue_limit, HipBackend.queue_limit
 NO_GPU = pytest.mark.skipif(torch.cuda.is_available(), reason="what the command says without a GPU")
 
 
@@ -37,7 +27,7 @@ def _result(device: SimulatedDevice) -> ProbeResult:
     return ProbeResult(
         schema=1,
         device="simulated",
-        environment={CUDA.variable: None},
+        environment={"CUDA_DEVICE_MAX_CONNECTIONS": None},
         num_streams=device.num_streams,
         clock=device.clock,
         queues=queues,
@@ -51,24 +41,15 @@ def _result(device: SimulatedDevice) -> ProbeResult:
 @pytest.mark.heavy
 @pytest.mark.parametrize("order", ["start", "barrier"])
 @pytest.mark.parametrize("queues", [1, 2, 8, 32])
-def test_a_setting_that_works_is_as_set(queues, order):
-    setting = judge(queues, _result(SimulatedDevice(64, queues, order, noise_us=1.0)))
-    assert setting.queues == queues
-    assert setting.as_set is True
-    assert f"{queues} of up to 64 streams start at once" in setting.because
+def test_the_number_is_that_of_the_device(queues, order):
+    found = conclude(staircase(SimulatedDevice(64, queues, order, noise_us=1.0)))
+    assert (found.queues, found.at_least) == (queues, False)
+    assert f"{queues} of up to 64 streams start at once" in found.because
 
 
-@pytest.mark.heavy
-def test_a_setting_that_the_device_ignores_is_not_as_set():
-    assert judge(32, _result(SimulatedDevice(64, 8))).as_set is False
-
-
-@pytest.mark.heavy
-def test_more_queues_than_streams_cannot_be_told_apart():
-    setting = judge(32, _result(SimulatedDevice(16, 32)))
-    assert setting.at_least
-    assert setting.as_set is True
-    assert judge(8, _result(SimulatedDevice(16, 32))).as_set is False
+def test_more_queues_than_streams_cannot_be_counted():
+    found = conclude(staircase(SimulatedDevice(16, 32)))
+    assert (found.queues, found.at_least) == (16, True)
 
 
 def test_starts_and_times_that_disagree_give_no_number():
@@ -99,22 +80,10 @@ def test_a_result_survives_json_and_can_be_shown(capsys):
     again = msgspec.json.decode(msgspec.json.encode(result), type=ProbeResult)
     assert again == result
     show_probe(again, Console(width=110))
-    show_settings(CUDA.variable, [judge(4, again), judge(8, again)], Console(width=110))
     shown = capsys.readouterr().out
     assert "hardware queues   4" in shown
     assert "+2.000 µs" in shown
     assert "in a shared queue kernels start in order of submission" in shown
-    assert "NO" in shown
-
-
-@pytest.mark.parametrize(
-    ("text", "limit", "word"),
-    [("0,1", CUDA, "'0'"), ("1,33", CUDA, "'33'"), ("1,,2", HIP, "''"), ("1,129", HIP, "'129'")],
-)
-def test_a_value_that_is_none_is_named(text, limit, word):
-    with pytest.raises(ProbeError, match=word):
-        parse_values(text, limit)
-    assert parse_values("1, 2,8", limit) == [1, 2, 8]
 
 
 @NO_GPU
@@ -123,8 +92,6 @@ def test_a_value_that_is_none_is_named(text, limit, word):
     [
         ([], "probe needs a GPU"),
         (["--json"], "probe needs a GPU"),
-        (["--max-connections", "1,8"], "probe needs a GPU"),
-        (["--max-connections", "1,x"], "got 'x'"),
         (["--streams", "0"], "from 2 to 128, got 0"),
         (["--streams", "10000"], "from 2 to 128"),
         (["--device", "toaster"], "try cuda:0"),
@@ -137,11 +104,3 @@ def test_what_cannot_be_probed_is_one_line_and_exit_2(arguments, words):
     assert outcome.stdout == ""
     assert outcome.stderr.count("\n") == 1
     assert words in outcome.stderr
-
-
-@NO_GPU
-@pytest.mark.processes
-def test_a_process_of_one_setting_says_why_it_cannot():
-    setting = probe_setting(torch.device("cuda", 0), 8, 4, timeout_s=LIMIT_S)
-    assert setting.queues is None
-    assert setting.because.startswith("error: probe needs a GPU")
