@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from aorta.account import rows
 from aorta.account.load.arrays import ArrayFile, Arrays
-from aorta.account.load.rank.columns import RankSteps, RunRow
+from aorta.account.load.rank.columns import RankSteps
 
 
 @pytest.mark.filterwarnings("ignore:All-NaN")
@@ -70,6 +70,11 @@ def test_first_rows_and_columns_are_chosen_of_every_array(in_file):
 def test_columns_of_one_value_travel_as_that_value():
     num = 100_000
     flags, ones = np.zeros(num, dtype=bool), np.ones(num, dtype=np.int64)
+    numbers = {
+        "unknown": np.full(num, np.nan),
+        "step_ms": np.arange(num, dtype=float),
+        "num_collectives": ones,
+    }
     steps = RankSteps(
         ones,
         np.arange(num),
@@ -84,14 +89,13 @@ def test_columns_of_one_value_travel_as_that_value():
         {},
         None,
         {},
+        numbers,
     )
-    numbers = {"unknown": np.full(num, np.nan), "step_ms": np.arange(num, dtype=float)}
-    columns = RunRow(steps, ones, ones, np.full(num, np.nan), numbers)
-    packed = pickle.dumps(columns)
+    packed = pickle.dumps(steps)
     arrived = pickle.loads(packed)
     assert len(packed) < 16 * num + 5000
-    assert (arrived.steps.repeated, arrived.steps.gaps) == (steps.repeated, steps.gaps)
-    assert arrived.steps.rollbacks.strides == arrived.metrics["unknown"].strides == (0,)
+    assert (arrived.repeated, arrived.gaps) == (steps.repeated, steps.gaps)
+    assert arrived.rollbacks.strides == arrived.numbers["unknown"].strides == (0,)
     for name, values in numbers.items():
-        assert np.array_equal(arrived.metrics[name], values, equal_nan=True)
-    assert np.array_equal(arrived.steps.attempt, steps.attempt)
+        assert np.array_equal(arrived.numbers[name], values, equal_nan=True)
+    assert np.array_equal(arrived.attempt, steps.attempt)

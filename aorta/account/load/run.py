@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from aorta.account.load.arrays import MOST_IN_MEMORY, ArrayFile, Arrays
 from aorta.account.load.collectives import collectives
 from aorta.account.load.measures import add_measures, totals_of_ranks
-from aorta.account.load.rank.columns import Flags, Floats, RankFile, RankSteps, RunRow
+from aorta.account.load.rank.columns import OF_RUN, Flags, Floats, RankFile, RankSteps
 from aorta.account.load.rank.host import PREFIX as HOST
 from aorta.account.load.waits import MatchedRanks, arrivals_of_records, match_calls, split_waits_of_records
 from aorta.account.metrics import METRICS
@@ -32,8 +32,7 @@ FEWEST_BY_KERNELS = 8
 """Steps timed by kernel records from which on they speak for a run: its others are profiled or not timed."""
 
 
-HOST_BOUND = "host_bound"
-"""1, 0, or NaN where it is not known."""
+INTEGERS = ("start_unix_ns", "num_collectives")
 
 
 class RankRows:
@@ -52,11 +51,12 @@ class RankRows:
         return rows
 
     def add(self, rank: RankFile) -> None:
-        for source, columns in rank.columns.items():
+        sources = {}
+        for source, of_rank in rank.sources.items():
             if source not in self.by_source:
                 self.by_source[source] = Rows(self._num_ranks, self._file)
-            self.by_source[source].add(len(self.ranks), columns)
-        self.ranks.append(replace(rank, columns={}))
+            sources[source] = self.by_source[source].add(len(self.ranks), of_rank)
+        self.ranks.append(replace(rank, sources=sources))
 
 
 class Rows:
@@ -66,11 +66,11 @@ class Rows:
         self._num_ranks, self._file = num_ranks, file
         self._steps: NDArray[np.int64] | None = None
         self._numbers: tuple[Arrays, Arrays] | None = None
-        """Floats, and start_unix_ns and num_collectives."""
+        """Floats, and integers."""
 
-    def add(self, row: int, columns: RunRow) -> None:
-        """The row of a rank, whose steps then are the first rank's where they are alike."""
-        of_rank = columns.steps
+    def add(self, row: int, of_rank: RankSteps) -> RankSteps:
+        """Take in the numbers of a rank as a row; the steps without them, which are those of the first rank
+        where they are alike."""
         if self._steps is None or self._numbers is None:
             self._steps = of_rank.global_step
             shape = (self._num_ranks, len(self._steps))
@@ -78,28 +78,27 @@ class Rows:
             self._numbers = Arrays(shape, file), Arrays(shape, file, np.int64)
         floats, integers = self._numbers
         if np.array_equal(of_rank.global_step, self._steps):
-            of_rank.global_step = self._steps
+            of_rank = replace(of_rank, global_step=self._steps)
             places: NDArray[np.intp] | slice = slice(None)
         else:
             places, _ = places_of(self._steps, of_rank)  # what the rank has not is chosen by nobody
-        for name, values in (*columns.metrics.items(), (HOST_BOUND, columns.host_bound)):
-            floats.set_row(name, row, values[places])
-        integers.set_row("start_unix_ns", row, columns.start_ns[places])
-        integers.set_row("num_collectives", row, columns.num_collectives[places])
+        for name, values in of_rank.numbers.items():
+            (integers if name in INTEGERS else floats).set_row(name, row, values[places])
+        return replace(of_rank, numbers={})
 
     def numbers(self, num_ranks: int, steps: NDArray[np.int64]) -> tuple[Arrays, Arrays, Arrays, Floats]:
-        """Metrics, columns of the host, integers and HOST_BOUND of the first ranks in these steps, which all
+        """Metrics, columns of the host, integers and host_bound of the first ranks in these steps, which all
         of them did."""
         assert self._numbers is not None
         assert self._steps is not None
         columns = np.searchsorted(self._steps, steps)
         floats, integers = (arrays.chosen(num_ranks, columns) for arrays in self._numbers)
-        in_order = [*METRICS, *sorted(floats.keys() - {*METRICS, HOST_BOUND})]
+        in_order = [*METRICS, *sorted(floats.keys() - {*METRICS, *OF_RUN})]
         metrics, host_parts = floats.parted(
             [name for name in in_order if not name.startswith(HOST)],
             [name for name in in_order if name.startswith(HOST)],
         )
-        return metrics, host_parts, integers, floats[HOST_BOUND]
+        return metrics, host_parts, integers, floats["host_bound"]
 
 
 def places_of(steps: NDArray[np.int64], of_rank: RankSteps) -> tuple[NDArray[np.intp], Flags]:

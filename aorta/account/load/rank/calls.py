@@ -14,8 +14,9 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from aorta.account.load.rank.impossible import TOO_LARGE, impossible_record
+from aorta.errors import RecordError
 from aorta.records.reader import OP_OF_STREAM
+from aorta.records.schema import Source
 from aorta.records.table import NULL, StepTable, Texts
 from aorta.timeline.collective import GroupKey, busbw_factor
 from aorta.timeline.intervals import of_run_lengths
@@ -34,6 +35,7 @@ ROUNDING_MS = 1e-3
 """By which times of a record may contradict each other."""
 MOST_MS = 2.0**40
 """Below it a time in ns is one that 64 bits hold, on any day."""
+TOO_LARGE = "a time or a size that 64 bits cannot hold"
 UNKNOWN_END = -1
 """end_ns of a collective whose times were not measured."""
 
@@ -202,6 +204,12 @@ class CallsBuilder:
         seq, start, end, lead = columns[3:]
         calls = RecordedCalls(list(self.kinds), self.keys, row, kind, group, seq, start, end, lead, exposed)
         return calls.moved(place)
+
+
+def impossible_record(path: Path, key: tuple[Source, int] | None, problem: str = TOO_LARGE) -> RecordError:
+    """key: source and global step."""
+    of_step = "" if key is None else f" of global step {key[1]}"
+    return RecordError(f"{path}: impossible record{of_step}: {problem}")
 
 
 class _Impossible(Exception):

@@ -1,4 +1,4 @@
-"""The numbers of one rank: a column per metric, a row per step."""
+"""What the steps of one rank hold: a column per metric, a row per step."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -15,6 +15,8 @@ Floats = NDArray[np.float64]
 Flags = NDArray[np.bool_]
 IMPOSSIBLE = "impossible, and left out"
 """Why steps are missing; a note has named the first."""
+OF_RUN = ("start_unix_ns", "num_collectives", "host_bound")
+"""Numbers of a step that are fields of a Run; the others are its metrics."""
 CollectiveKey = Kind
 """num_ranks is 0 where it is not known."""
 
@@ -45,6 +47,8 @@ class RankSteps:
     """None where ranks are not to be matched."""
     not_measured: dict[str, str]
     """The first reason of each name."""
+    numbers: dict[str, NDArray[Any]]
+    """By metric, and OF_RUN: a number per step. Empty once the arrays of the run have them."""
 
     @property
     def num_calls(self) -> int:
@@ -78,44 +82,20 @@ class RankSteps:
             gaps=[*self.gaps, *((step, reason) for step in after_others)],
             collectives={key: (a[kept], b[kept]) for key, (a, b) in self.collectives.items()},
             calls=None if self.calls is None else self.calls.moved(place),
+            numbers={name: values[rows] for name, values in self.numbers.items()},
         )
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Travels as small as it is: columns of one value, as most are, stay so."""
-        values = {name: getattr(self, name) for name in self.__slots__}
-        return _unpacked, (RankSteps, {**values, **{name: packed(values[name]) for name in _BY_STEP}})
+        values = {name: getattr(self, name) for name in self.__slots__ if name != "numbers"}
+        by_step = {name: packed(values.pop(name)) for name in _BY_STEP}
+        return _unpacked, (values, by_step, {name: packed(column) for name, column in self.numbers.items()})
 
 
 _BY_STEP = (
     "global_step", "attempt", "rollbacks", "world_size", "has_details", "has_collectives", "has_exposed",
     "overlaps_next",
 )  # fmt: skip
-
-
-@dataclass(slots=True)
-class RunRow:
-    """One rank's row of a run: numbers by step, which the arrays of the Run take in."""
-
-    steps: RankSteps
-    start_ns: NDArray[np.int64]
-    num_collectives: NDArray[np.int64]
-    host_bound: Floats
-    metrics: dict[str, Floats]
-
-    def chosen(self, rows: Flags, reason: str) -> "RunRow":
-        """As RankSteps.chosen."""
-        return RunRow(
-            self.steps.chosen(rows, reason),
-            self.start_ns[rows],
-            self.num_collectives[rows],
-            self.host_bound[rows],
-            {name: values[rows] for name, values in self.metrics.items()},
-        )
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        metrics = {name: packed(values) for name, values in self.metrics.items()}
-        integers = [packed(values) for values in (self.start_ns, self.num_collectives, self.host_bound)]
-        return _columns, (self.steps, *integers, metrics)
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,15 +119,9 @@ def unpacked(column: Any) -> Any:
     return np.broadcast_to(column.value, (column.num,)) if isinstance(column, _OneValue) else column
 
 
-def _unpacked(kind: type[RankSteps], values: dict[str, Any]) -> RankSteps:
-    return kind(**{name: unpacked(value) for name, value in values.items()})
-
-
-def _columns(
-    steps: RankSteps, start_ns: Any, num_collectives: Any, host_bound: Any, metrics: dict[str, Any]
-) -> RunRow:
-    numbers = {name: unpacked(values) for name, values in metrics.items()}
-    return RunRow(steps, unpacked(start_ns), unpacked(num_collectives), unpacked(host_bound), numbers)
+def _unpacked(values: dict[str, Any], *packed_columns: dict[str, Any]) -> RankSteps:
+    by_step, numbers = ({name: unpacked(of) for name, of in columns.items()} for columns in packed_columns)
+    return RankSteps(**values, **by_step, numbers=numbers)
 
 
 @dataclass(slots=True)
@@ -158,8 +132,6 @@ class RankFile:
     rank: int
     world_size: int
     sources: Mapping[Source, RankSteps]
-    columns: Mapping[Source, RunRow]
-    """Empty once they are rows of the run."""
     run_id: str | None = None
     notes: list[str] = field(default_factory=list)
     left_out: list[str] | None = None

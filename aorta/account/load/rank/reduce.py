@@ -1,25 +1,28 @@
-"""Reduces the record file of one rank to its columns, block by block."""
+"""Reduces the record file of one rank to the numbers of its steps, block by block."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from aorta.account.load.rank.builder import ColumnsBuilder
-from aorta.account.load.rank.calls import ROUNDING_MS
-from aorta.account.load.rank.columns import IMPOSSIBLE, Floats, RankFile, RunRow
-from aorta.account.load.rank.impossible import MOST_MS, check_block, impossible_record
-from aorta.account.load.rank.kernels import GRAPH_NODES, NAME_COUNT, NamedKernels
-from aorta.account.metrics import (
-    MEASURED,
-    OVERLAP_METRICS,
-    metric_key,
-    of_operation,
-    operations,
+from aorta.account.load.rank.calls import (
+    CallsBuilder,
+    few_sizes,
+    impossible_record,
+    totals_by_kind,
+    totals_by_op,
 )
+from aorta.account.load.rank.columns import OF_RUN, Floats, RankFile, RankSteps, packed, unpacked
+from aorta.account.load.rank.host import carry_waits, host_metrics, reason_name
+from aorta.account.load.rank.impossible import check_block, without_contradictions
+from aorta.account.load.rank.kernels import NamedKernels, kernel_metrics
+from aorta.account.load.rank.phases import phase_metrics
+from aorta.account.load.rank.telemetry import Telemetry
+from aorta.account.metrics import METRICS, OVERLAP_METRICS, STEP_METRICS, of_operation
 from aorta.errors import RecordError, ReportError
 from aorta.processes import no_garbage_collection
 from aorta.records.blocks import read_blocks
@@ -96,7 +99,7 @@ def _reduce(
 ) -> RankFile:
     """left_out: take what is impossible out and tell it there, instead of RecordError. notes: on the names
     of kernels."""
-    builders: dict[Source, ColumnsBuilder] = {}
+    builders: dict[Source, StepsBuilder] = {}
     first: LineKey | None = None
     sizes: dict[int, int] = {}
     for block in blocks:
@@ -117,19 +120,17 @@ def _reduce(
             if not len(part):
                 continue
             if source not in builders:
-                builders[source] = ColumnsBuilder(path, source, NamedKernels())
+                builders[source] = StepsBuilder(path, source, NamedKernels())
             builders[source].add(part)
     if first is None:
         raise ReportError(f"{path} holds no step")
     kernel_names = kernel_names_beside(path, first.run_id, notes)
     try:
-        columns = {source: builder.finished(kernel_names) for source, builder in builders.items()}
+        done = {source: builder.finished(kernel_names) for source, builder in builders.items()}
     except OverflowError as error:
         raise impossible_record(path, None) from error
-    for source, rank_columns in columns.items():
-        columns[source] = _without_contradictions(path, source, rank_columns, left_out)
-    steps = {source: rank_columns.steps for source, rank_columns in columns.items()}
-    return RankFile(path, first.rank, sizes[max(sizes)], steps, columns, first.run_id)
+    sources = {source: without_contradictions(path, source, of, left_out) for source, of in done.items()}
+    return RankFile(path, first.rank, sizes[max(sizes)], sources, first.run_id)
 
 
 def _possible(path: Path, block: LineTable, left_out: list[str]) -> LineTable:
@@ -148,72 +149,168 @@ def _possible(path: Path, block: LineTable, left_out: list[str]) -> LineTable:
     return LineTable(kept)
 
 
-def _without_contradictions(
-    path: Path, source: Source, columns: RunRow, left_out: list[str] | None
-) -> RunRow:
-    """RecordError for a step whose numbers contradict each other; with a list left_out, the other steps."""
-    steps = columns.steps.global_step
-    is_possible = np.ones(len(steps), dtype=bool)
-    for wrong, describe in contradictions(columns.metrics):
-        if not (wrong & is_possible).any():
-            continue
-        row = int(np.argmax(wrong & is_possible))
-        error = impossible_record(path, (source, int(steps[row])), describe(row))
-        if left_out is None:
-            raise error
-        left_out.append(f"left out with {int((wrong & is_possible).sum()) - 1} more: {error}")
-        is_possible &= ~wrong
-    return columns if is_possible.all() else columns.chosen(is_possible, IMPOSSIBLE)
+# -- the columns of one source ----------------------------------------------------------------------------
+
+KEYS = ("global_step", "attempt", "rollbacks", "world_size")
+TOLERANCE_NS = 100_000
+"""By which windows of neighbouring steps may overlap before it is said."""
 
 
-# -- columns that contradict each other -----------------------------------------------------------------
+class StepsBuilder:
+    """Rows as they come; columns that appear late have no value in earlier rows."""
 
-ROUNDING = 1e-6
-"""The part of a time by which sums of its parts may be off, beside ROUNDING_MS."""
-NO_TIMES = frozenset(("count", "bytes", "busbw_gb_s", "kernel_count", NAME_COUNT, GRAPH_NODES))
-Contradiction = tuple[NDArray[np.bool_], Callable[[int], str]]
-"""Which rows, and what is wrong with one."""
+    def __init__(self, path: Path, source: Source, kernels: NamedKernels) -> None:
+        self._path, self._source = path, source
+        self._num_rows = 0
+        self._keys: list[NDArray[np.int64]] = []
+        """[of KEYS, row] of every block."""
+        self._parts: list[tuple[NDArray[Any], ...]] = []
+        """As _always gives them, of every block."""
+        self._metrics: list[tuple[int, dict[str, Floats]]] = []
+        """First row and columns of every block."""
+        self._calls = CallsBuilder()
+        self._kernels = kernels
+        self._telemetry = Telemetry()
+        self._not_measured: dict[str, str] = {}
+        self._reasons: dict[str, str] = {}
+        """The last ones, which most lines repeat."""
+        self._gaps: list[tuple[int, str]] = []
+
+    def add(self, block: StepTable) -> None:
+        """Appends rows. RecordError where a record is none that a run writes."""
+        first_row = self._num_rows
+        self._num_rows += len(block)
+        self._keys.append(np.stack([block.integers(name) for name in KEYS]))
+        self._gaps += block.gaps()
+        self._parts.append(_always(block))
+        self._note_reasons(block)
+        metrics = overlap_metrics(block) | self._telemetry.of(block)
+        metrics |= host_metrics(block) | phase_metrics(block)
+        self._metrics.append((first_row, metrics | kernel_metrics(block)))
+        self._kernels.add(first_row, block)
+        self._calls.add(self._path, first_row, block)
+
+    def _last_rows(
+        self, steps: NDArray[np.int64], attempt: NDArray[np.int64], rollbacks: NDArray[np.int64]
+    ) -> tuple[NDArray[np.int64], dict[int, list[tuple[int, int]]]]:
+        """The row of each step, in order of steps, and attempt and rollbacks of the earlier times that it was
+        done: by an earlier attempt or before a rollback. RecordError where it is there twice."""
+        order = np.argsort(steps, kind="stable")
+        is_repeated = steps[order][1:] == steps[order][:-1]
+        repeated: dict[int, list[tuple[int, int]]] = {}
+        for earlier, later in zip(order[:-1][is_repeated], order[1:][is_repeated], strict=True):
+            step, before = int(steps[earlier]), (int(attempt[earlier]), int(rollbacks[earlier]))
+            if (attempt[later], rollbacks[later]) <= before:
+                raise RecordError(
+                    f"{self._path} mixes runs: global step {step} by {self._source} appears twice"
+                )
+            repeated.setdefault(step, []).append(before)
+        return order[np.append(~is_repeated, True)], repeated
+
+    def _note_reasons(self, block: StepTable) -> None:
+        for reasons in block.reasons:
+            if reasons != self._reasons:
+                self._reasons = reasons
+                for name, reason in reasons.items():
+                    self._not_measured.setdefault(reason_name(name), reason)
+
+    def finished(self, kernel_names: Sequence[str]) -> RankSteps:
+        """The numbers in order of steps. OverflowError, or RecordError where a step is there twice."""
+        keys = np.concatenate(self._keys, axis=1)
+        # Rows of steps that were done again later are left out here.
+        rows, repeated = self._last_rows(*keys[:3])
+        steps, attempt, rollbacks, world_size = keys[:, rows]
+        num_rows, num_lines = len(rows), self._num_rows
+        is_in_order = num_rows == num_lines and bool((np.diff(rows) == 1).all())
+        order = slice(None) if is_in_order else rows  # which copies nothing
+        start_ns, reach_ns, num, host_bound, details, collectives_kept, exposed_kept = (
+            np.concatenate(parts)[order] for parts in zip(*self._parts, strict=True)
+        )
+        place = np.full(num_lines, -1, dtype=np.int32)
+        place[order] = np.arange(num_rows, dtype=np.int32)
+        metrics: dict[str, Floats] = dict.fromkeys(METRICS, np.broadcast_to(np.nan, (num_rows,)))
+        metrics |= {name: values[order] for name, values in _joined(self._metrics, num_lines).items()}
+        carry_waits(metrics, steps)
+        named = self._kernels.columns(kernel_names, num_lines)
+        metrics |= {name: values[order] for name, values in named.items()}
+        calls = self._calls.finished(place)
+        duration_ms = calls.duration_ms
+        for op, totals in totals_by_op(calls, duration_ms, num_rows).items():
+            metrics |= {of_operation(name, op): values for name, values in totals.items()}
+        by_kind = totals_by_kind(calls, duration_ms, few_sizes(calls.kinds), num_rows)
+        return RankSteps(
+            global_step=steps,
+            attempt=unpacked(packed(attempt)),
+            rollbacks=unpacked(packed(rollbacks)),
+            world_size=unpacked(packed(world_size)),
+            repeated=repeated,
+            gaps=self._gaps,
+            has_details=details,
+            has_collectives=collectives_kept,
+            has_exposed=exposed_kept,
+            overlaps_next=np.append(reach_ns[:-1] > start_ns[1:], False),
+            collectives={
+                key: (count[collectives_kept], sum_ms[collectives_kept])
+                for key, (count, sum_ms) in by_kind.items()
+            },
+            calls=calls,
+            not_measured=self._not_measured,
+            numbers=metrics | dict(zip(OF_RUN, (start_ns, num, host_bound), strict=True)),
+        )
 
 
-def contradictions(metrics: dict[str, Floats]) -> Iterator[Contradiction]:
-    """Numbers that no run writes are refused: they would make every statistic of the run nonsense."""
-
-    def contradiction(name: str, wrong: NDArray[np.bool_], problem: str) -> Contradiction:
-        return wrong, lambda row: f"{name} of {metrics[name][row]:g} {problem}"
-
-    for name, values in metrics.items():
-        if metric_key(name).name not in NO_TIMES:
-            yield contradiction(name, np.abs(values) >= MOST_MS, "is too large for a time")
-    for name in OVERLAP_METRICS:
-        yield contradiction(name, metrics[name] < -ROUNDING_MS, "must not be negative")
-    yield contradiction(
-        "overlap_ratio", metrics["overlap_ratio"] > 1 + ROUNDING_MS, "is more than all of comm_ms"
+def _always(block: StepTable) -> tuple[NDArray[Any], ...]:
+    """start_ns, the start that the next window may have at the earliest, num_collectives and host_bound, and
+    has_details, has_collectives and has_exposed of RankSteps."""
+    start_ns = block.integers("start_unix_ns")
+    step_ms, clock_error_us = block.numbers("step_ms"), block.numbers("clock_error_us")
+    host_bound = block.numbers("host_bound")
+    zeros = np.zeros(len(block))
+    end_ns = start_ns + (zeros if step_ms is None else np.nan_to_num(step_ms, nan=0.0)) * 1e6
+    error_us = zeros if clock_error_us is None else np.nan_to_num(clock_error_us, nan=0.0)
+    tolerance_ns = 2000 * error_us + TOLERANCE_NS
+    has_segments, has_collectives = block.has("active_segments"), block.has("collectives")
+    return (
+        start_ns,
+        end_ns - tolerance_ns,
+        block.integers("num_collectives"),
+        np.full(len(block), np.nan) if host_bound is None else host_bound,
+        has_collectives & has_segments,
+        has_collectives,
+        has_segments | block.has("exposed_run_lengths_ns"),
     )
-    for name in (name for name in MEASURED if name in metrics):
-        yield contradiction(name, metrics[name] < 0, "must not be negative")
-    is_more = _is_more(metrics["hidden_ms"], metrics["comm_ms"])
-    yield contradiction("hidden_ms", is_more, "is more than comm_ms")
-    yield from _broken_sums(metrics)
-    for total in ("comm_ms", "exposed_ms"):
-        for name in [of_operation(total, op) for op in operations(metrics, total)]:
-            yield contradiction(name, _is_more(metrics[name], metrics[total]), f"is more than all of {total}")
 
 
-def _broken_sums(metrics: dict[str, Floats]) -> Iterator[Contradiction]:
-    """comm = hidden + exposed, step = compute + exposed + idle, where all of it is known."""
+def _joined(blocks: list[tuple[int, dict[str, Floats]]], num_rows: int) -> dict[str, Floats]:
+    """Columns of all rows; NaN where a block has none."""
+    if len(blocks) == 1:
+        return blocks[0][1]
+    columns: dict[str, Floats] = {}
+    for first_row, metrics in blocks:
+        for name, values in metrics.items():
+            if name not in columns:
+                columns[name] = np.full(num_rows, np.nan)
+            columns[name][first_row : first_row + len(values)] = values
+    return columns
 
-    def broken_sum(parts: Sequence[str], total: str) -> Contradiction:
-        sums, names = np.sum([metrics[part] for part in parts], axis=0), " + ".join(parts)
-        wrong = _is_more(sums, metrics[total]) | _is_more(metrics[total], sums)
-        return wrong, lambda row: f"{names} of {sums[row]:.9g} is not {total} of {metrics[total][row]:.9g}"
 
-    yield broken_sum(("hidden_ms", "exposed_ms"), "comm_ms")
-    yield broken_sum(("compute_ms", "exposed_ms", "idle_ms"), "step_ms")
-    is_more = _is_more(metrics["compute_ms"], metrics["step_ms"])
-    yield is_more, lambda row: f"compute_ms of {metrics['compute_ms'][row]:g} is more than step_ms"
+# -- times of a step, and how communication overlaps with compute ---------------------------------------
 
 
-def _is_more(larger: Floats, smaller: Floats) -> NDArray[np.bool_]:
-    """Returns True where larger exceeds smaller by more than rounding; False where one is NaN."""
-    is_more: NDArray[np.bool_] = larger - smaller > ROUNDING_MS + ROUNDING * np.maximum(larger, smaller)
-    return is_more
+def overlap_metrics(block: StepTable) -> dict[str, Floats]:
+    """By metric, a value per line, NaN where it has none; without metrics that no line has."""
+    columns = {name: block.numbers(name) for name in (*STEP_METRICS, *OVERLAP_METRICS)}
+    metrics = {name: values for name, values in columns.items() if values is not None}
+    return metrics | _operations(block)
+
+
+def _operations(block: StepTable) -> dict[str, Floats]:
+    """exposed_ms.<op> and comm_ms.<op>"""
+    metrics = {}
+    for op in block.operations():
+        exposed_ms, hidden_ms = (block.numbers(f"{name}_by_op.{op}") for name in ("exposed", "hidden"))
+        if exposed_ms is not None:
+            metrics[of_operation("exposed_ms", op)] = exposed_ms
+            if hidden_ms is not None and not np.isnan(hidden_ms + exposed_ms).all():
+                metrics[of_operation("comm_ms", op)] = hidden_ms + exposed_ms
+    return metrics
