@@ -13,10 +13,9 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from aorta.account.judge.exposed import exposed_of
-from aorta.account.judge.judged import judge
+from aorta.account.judge.cells import exposed_of
+from aorta.account.judge.judged import judge, looked_at
 from aorta.account.judge.late import LateRank
-from aorta.account.judge.selection import looked_at
 from aorta.account.load.rank.reduce import reduce_records
 from aorta.account.load.run import RunFiles, assemble
 from aorta.account.model import Run

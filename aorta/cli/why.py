@@ -144,10 +144,9 @@ def _is_run(paths: tuple[Path, ...]) -> bool:
 
 def _why(paths: tuple[Path, ...], selection: Selection, reading: RecordsReading, as_json: bool) -> int:
     """Print why the steps take their time; of traces also the critical path, where they can be replayed."""
-    from aorta.account.judge.judged import dataset, judge
+    from aorta.account.judge.judged import dataset, judge, selected
     from aorta.account.judge.phases import phases_of
     from aorta.account.judge.profiles import told_differences
-    from aorta.account.judge.selection import selected
     from aorta.account.judge.sites import sites_of
     from aorta.timeline.types import TRACE_SOURCES
     from aorta.why.causes.rank import explanation_of

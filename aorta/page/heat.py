@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from aorta.account.judge.exposed import exposed_of
+from aorta.account.judge.cells import exposed_of
+from aorta.account.judge.judged import last_holds_the_end, stretches
 from aorta.account.judge.ranks import RankRow, rank_rows
-from aorta.account.judge.selection import last_holds_the_end, stretches
 from aorta.account.model import Dataset, Report, Run
 from aorta.page.parts import (
     Column,

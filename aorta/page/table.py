@@ -9,11 +9,10 @@ import numpy as np
 from aorta.account.judge.answer import dataset_answer, mfu_text
 from aorta.account.judge.cells import CELLS, account_of
 from aorta.account.judge.compare import CALLED
-from aorta.account.judge.judged import missing, statistic, why_missing
+from aorta.account.judge.judged import looked_at, missing, statistic, why_missing
 from aorta.account.judge.kernels import kernels_by_class, kernels_by_name, operators, queue_text
 from aorta.account.judge.phases import PhaseRow, phases_of
 from aorta.account.judge.remarks import remarks
-from aorta.account.judge.selection import looked_at
 from aorta.account.judge.timed_steps import host_bound_text, timed_steps
 from aorta.account.load.measures import memory_limit_bytes
 from aorta.account.load.rank.kernels import KernelTimeRow, compared_kernels, count_text, kernel_name

@@ -45,8 +45,8 @@ WORK = [*LAUNCHED, operator(299, 3, "aten::mm")]
 def metrics_ms(*events):
     """Columns of the only step, NaN left out."""
     records = step_records(parse(*events), 1)
-    columns = reduce_records(Path("t.json"), records).columns["kineto"]
-    return {name: float(values[0]) for name, values in columns.metrics.items() if np.isfinite(values[0])}
+    columns = reduce_records(Path("t.json"), records).sources["kineto"].numbers
+    return {name: float(values[0]) for name, values in columns.items() if np.isfinite(values[0])}
 
 
 def record(*events):
@@ -210,8 +210,8 @@ def test_a_wait_at_the_end_of_a_step_costs_the_next_one():
         launch(1, 1), kernel(10, 190, 1), call(120, 80, "cudaStreamSynchronize"),
         launch(245, 2), kernel(250, 150, 2),
     ]  # fmt: skip
-    columns = reduce_records(Path("t.json"), step_records(parse(*events), 1)).columns["kineto"]
-    assert columns.metrics["host.idle.synchronisation"] == pytest.approx([0.0, 0.05])
+    columns = reduce_records(Path("t.json"), step_records(parse(*events), 1)).sources["kineto"].numbers
+    assert columns["host.idle.synchronisation"] == pytest.approx([0.0, 0.05])
 
 
 def test_loading_behind_a_wait_is_loading():
@@ -225,9 +225,7 @@ def test_loading_behind_a_wait_is_loading():
 def test_kinds_that_a_trace_cannot_show_have_a_reason_and_no_number(tmp_path):
     events = [STEP, *WORK, operator(100, 200, LOADER)]
     assert not {"host.checkpoint", "host.garbage_collection", "host.pause"} & metrics_ms(*events).keys()
-    reasons = (
-        reduce_records(Path("t.json"), step_records(parse(*events), 1)).columns["kineto"].steps.not_measured
-    )
+    reasons = reduce_records(Path("t.json"), step_records(parse(*events), 1)).sources["kineto"].not_measured
     assert {"host.checkpoint", "host.garbage_collection", "host.pause"} <= reasons.keys()
     assert not {"host.data", "host.optimizer", "host.synchronisation"} & reasons.keys()
 

@@ -7,7 +7,6 @@ over the judged steps and the ranks, so that they add up as well. Whatever an ou
 a step comes from here.
 """
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
@@ -16,15 +15,22 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aorta.account.judge.contradictions import Limits, in_cells, please_report
-from aorta.account.judge.exposed import exposed_of
-from aorta.account.judge.judged import statistic
-from aorta.account.judge.selection import last_holds_the_end, looked_at
-from aorta.account.load.rank.host import AFTER, BETWEEN, CPU, IDLE, PREFIX, READY
+from aorta.account.judge.judged import looked_at, statistic
+from aorta.account.judge.outside import gaps_of, outside_of
+from aorta.account.judge.overhead import Instrument, instrument_of
+from aorta.account.load.rank.host import (
+    AFTER,
+    BEHIND_EXPOSED,
+    BEHIND_WAITS,
+    BETWEEN,
+    CPU,
+    IDLE,
+    PREFIX,
+    READY,
+)
 from aorta.account.model import Run, Statistic
 from aorta.account.rows import positive
-from aorta.timeline.noise import NORMAL_95
-from aorta.timeline.statistics import MIN_STEPS
-from aorta.timeline.types import TRACE_SOURCES
+from aorta.timeline.collective import POINT_TO_POINT
 
 Floats = NDArray[np.float64]
 CellGroup = Literal["work", "communication", "copies", "host", "unknown"]
@@ -77,17 +83,7 @@ MAY_SLEEP = ("checkpoint", "data", "pause", "synchronisation")
 """Spans in which the host's thread may sleep."""
 LARGE_SHARE = 0.1
 """Of the run's wall time outside of judged steps, from which on it is said."""
-CLOCKS_APART_MS = 1000.0
-LONGEST_START_MS = 7 * 86_400_000.0
-"""A run that starts for longer has another clock than its lines."""
 NO_HOST = "the source does not show what the host does"
-OUTSIDE_WORDS = {
-    "start_up": "before the first step",
-    "warm_up": "in warm-up steps",
-    "between": "in gaps between steps (an evaluation, a restart)",
-    "after": "after the last step",
-    "unmarked": "in no step that the trace marks",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,7 +214,7 @@ def _account(judged: Run) -> Account:
     compute, exposed = (host.metric(name) for name in ("compute_ms", "exposed_ms"))
     on_device, between = looked.source != "host", np.zeros_like(step)
     tails: dict[str, Floats] = {}
-    instrument = _instrument_of(judged, looked)
+    instrument = instrument_of(judged, looked)
     reasons = {"instrument": instrument.why_not} if instrument.why_not else {}
     cells: dict[str, Floats] = {}
     is_known = np.isfinite(compute) & np.isfinite(exposed) & np.isfinite(step)
@@ -279,67 +275,14 @@ def _account(judged: Run) -> Account:
         knows_host=bool(looked.host_parts),
         on_device=on_device,
         num_judged=judged.num_judged,
-        gaps_ms=_gaps(judged),
+        gaps_ms=gaps_of(judged),
         gap_step=judged.global_step[judged.judged_steps],
         judged_ms=float(positive(judged.values("step_ms")).sum() / len(looked.ranks)),
         longest_ms=float(positive(judged.values("step_ms")).max(initial=0.0)),
-        outside=_outside(judged),
+        outside=outside_of(judged),
         reasons=reasons,
         contradiction=reasons["compute"] if wrong is not None else "",
     )
-
-
-class _Instrument(NamedTuple):
-    """What aorta itself takes of a step."""
-
-    ms: float = 0.0
-    """As far as that is certain."""
-    gap_ms: float = 0.0
-    """What recording may make the step longer by in other cells; 0 where it does not for certain."""
-    why_not: str = ""
-    cell: str = "instrument"
-
-
-def _instrument_of(judged: Run, looked: Run) -> _Instrument:
-    """Recording makes a step longer; what runs in every step is known of those that were left out."""
-    overhead = None if looked.record is None else looked.record.overhead
-    if overhead is not None and looked.left_out[looked.judged_steps].all():
-        ms = overhead.always_on_ms
-        if ms is None:  # of a version that tells the share alone
-            ms = (overhead.always_on or 0.0) * float(positive(looked.values("step_ms")).mean())
-        return _Instrument(ms)
-    if overhead is None or overhead.step_ms is None or overhead.step_interval_ms is None:
-        return _Instrument(why_not="not told apart: it is in what the host does")
-    low_ms, high_ms = overhead.step_interval_ms
-    if overhead.only_first and looked.source != "host":
-        return _beyond_left_out(judged, looked)
-    if low_ms <= 0:
-        most = f"{max(high_ms, 0.0):.3g} ms"
-        return _Instrument(why_not=f"within the scatter of steps, at most {most} a step")
-    if overhead.only_first:
-        return _Instrument(
-            why_not="not told apart: the first steps are longer, which recording need not have done"
-        )
-    return _Instrument(overhead.step_ms, high_ms)
-
-
-def _beyond_left_out(judged: Run, looked: Run) -> _Instrument:
-    """Where only the first steps were recorded: by how much these are longer than the judged steps that were
-    left out. Whether recording or the beginning of the run made them so, the steps of the run lack it. On a
-    CPU it may be other programs as well."""
-    left_out = judged.left_out[judged.judged_steps]
-    others = judged.values("step_ms")[:, left_out].mean(axis=0)
-    steps = positive(looked.values("step_ms")).mean(axis=0)
-    if min(len(others), len(steps)) < MIN_STEPS:
-        return _Instrument(why_not="not told apart: too few steps were left out")
-    more_ms = float(steps.mean() - others.mean())
-    half_ms = NORMAL_95 * math.hypot(
-        *(values.std(ddof=1) / math.sqrt(len(values)) for values in (steps, others))
-    )
-    if more_ms <= half_ms:
-        most = f"{max(more_ms + half_ms, 0.0):.3g} ms"
-        return _Instrument(why_not=f"within the scatter of steps, at most {most} a step")
-    return _Instrument(more_ms, half_ms, cell="first_steps")
 
 
 class Host:
@@ -391,7 +334,7 @@ class Host:
         return asleep
 
 
-def _of_device(host: Host, idle: Floats, between: Floats, instrument: _Instrument) -> dict[str, Floats]:
+def _of_device(host: Host, idle: Floats, between: Floats, instrument: Instrument) -> dict[str, Floats]:
     """Idle device, by what the host did meanwhile. A wait of the host for the device costs the idle time
     behind it, but no more than the wait itself, since the host would have been ahead by that much. Where the
     host's thread neither works nor asks for a core, nor is in a span in which it may sleep, it is blocked."""
@@ -414,14 +357,14 @@ def _of_device(host: Host, idle: Floats, between: Floats, instrument: _Instrumen
     return cells | {"launch": _give_instrument(cells, instrument, left)}
 
 
-def _give_instrument(cells: dict[str, Floats], instrument: _Instrument, left: Floats) -> Floats:
+def _give_instrument(cells: dict[str, Floats], instrument: Instrument, left: Floats) -> Floats:
     """Take what recording costs from what nothing else explains: that is where it runs."""
     if not instrument.ms > 0:
         return left
     return _give(cells, instrument.cell, np.full_like(left, instrument.ms), left)
 
 
-def _late_by_recording(cells: dict[str, Floats], instrument: _Instrument) -> None:
+def _late_by_recording(cells: dict[str, Floats], instrument: Instrument) -> None:
     """What of it a rank has no launches for, it waits for the others, which recording makes as much later."""
     if instrument.ms > 0 and "wait" in cells:
         own = cells[instrument.cell]
@@ -485,56 +428,136 @@ def _idle_meanwhile(idle: Floats | None, span: Floats, unusual: Floats) -> Float
     return np.where(np.isnan(idle), estimate, idle)
 
 
-def _outside(run: Run) -> dict[str, float]:
-    """Wall time of the run, from when aorta was loaded to its end, or that of a rank's last step if it is
-    later; of a run that was not restarted. Of traces the time that they cover."""
-    record = run.record
-    if run.source in TRACE_SOURCES and run.num_steps:
-        return _outside_of_trace(run)
-    if record is None or record.finished_unix_ns is None or len(record.attempts) > 1:
-        return {}
-    if not run.num_steps:
-        return {}
-    lengths = np.nan_to_num(run.metrics["step_ms"])
-    if last_holds_the_end(run):
-        lengths = lengths[:, :-1]
-    begin, end = (ns / 1e6 for ns in (record.started_unix_ns, record.finished_unix_ns))
-    starts = run.start_unix_ns / 1e6
-    first, last = starts[:, 0], starts[:, lengths.shape[1] - 1] + lengths[:, -1]
-    between = last - first - lengths.sum(axis=1)
-    start_ms = float((first - begin).mean())
-    earliest_ms = min(start_ms, float(between.mean()), float((end - last).mean()))
-    if earliest_ms < -CLOCKS_APART_MS or start_ms > LONGEST_START_MS:
-        return {}  # run.json's clock is not that of the lines
-    warm_up = lengths[:, : run.num_warmup].sum(axis=1)
-    # A step by the device's clock ends after the next one has begun by the host's: this time is told once.
-    parts = {
-        "judged": lengths.sum(axis=1) - warm_up + np.minimum(between, 0.0),
-        "start_up": first - min(begin, float(first.min())),
-        "warm_up": warm_up,
-        "between": np.maximum(between, 0.0),
-        "after": max(end, float(last.max())) - last,
-    }
-    return {name: float(values.mean()) for name, values in parts.items()}
+# -- exposed communication: waiting for ranks, transfer, or not split -------------------------------------
 
 
-def _outside_of_trace(judged: Run) -> dict[str, float]:
-    lengths = np.nan_to_num(judged.metrics["step_ms"]).mean(axis=0)
-    spans = [total["span_ms"] for total in judged.totals.values()]
-    whole_ms = float(np.mean([span or 0.0 for span in spans]))
-    warm_up_ms = float(lengths[: judged.num_warmup].sum())
-    parts = {"judged": float(lengths.sum()) - warm_up_ms, "warm_up": warm_up_ms}
-    return parts | {"unmarked": max(whole_ms - float(lengths.sum()), 0.0)}
+@dataclass(frozen=True, slots=True)
+class Exposed:
+    """[rank, step] in ms. exposed = wait + transfer + unsplit, in every step of every rank."""
+
+    wait_ms: Floats
+    """Before the last rank had come."""
+    transfer_ms: Floats
+    """After it."""
+    unsplit_ms: Floats
+    """Where arrivals are not known."""
+    caused_ms: Floats
+    """Waiting of each of the others for the rank; 0 where nobody knows for whom."""
+    lost_ms: Floats
+    """The part of wait_ms that delays its rank: the rest of it waits for its own host as well, which has not
+    launched what comes next, so that the device would idle if no rank were late."""
+    lost_moving_ms: Floats
+    """[step]: the part of transfer, and of what may be transfer, that delays the step: as of lost_ms, of the
+    rank that it delays least where all ranks communicate with each other."""
+    is_split: bool
+    """Waiting is known in some step."""
+
+    @property
+    def lost_to_ms(self) -> Floats:
+        """Of caused_ms, what delays the others."""
+        waited, lost = self.wait_ms.sum(axis=0), self.lost_ms.sum(axis=0)
+        part = np.divide(lost, waited, out=np.zeros_like(waited), where=waited > 0)
+        result: Floats = self.caused_ms * part
+        return result
+
+    @property
+    def idle_waits_ms(self) -> Floats:
+        """Waiting in which the rank has nothing queued behind it: launches that come late, too."""
+        return self.wait_ms - self.lost_ms
 
 
-def _gaps(run: Run) -> Floats:
-    if run.source in TRACE_SOURCES or run.source == "projected" or not run.num_steps:
-        return np.full(run.num_judged, np.nan)
-    starts = run.start_unix_ns[:, run.judged_steps] / 1e6
-    gaps = starts[:, 1:] - starts[:, :-1] - run.values("step_ms")[:, :-1]
-    begins = np.sort([one.started_unix_ns / 1e6 for one in (run.record.attempts if run.record else ())])
-    attempt = np.searchsorted(begins, starts[0], side="right")
-    is_next = (np.diff(run.global_step[run.judged_steps]) == 1) & (np.diff(attempt) == 0)
-    after = np.append(np.where(is_next, gaps.mean(axis=0), np.nan), np.nan)
-    result: Floats = np.maximum(after, 0.0)
+def exposed_of(judged: Run) -> Exposed | None:
+    """None where overlap was not measured, or nothing is exposed.
+
+    Where all ranks communicate in the same groups, they leave together, and the last to come waits least:
+    what another rank is exposed beyond that is waiting, even while other calls move. That needs no common
+    clock. Elsewhere it is what matched collectives tell.
+    """
+    return judged.once("exposed", lambda: _exposed_of(judged))
+
+
+def _exposed_of(run: Run) -> Exposed | None:
+    name = "exposed_ms"
+    if name not in run.metrics:
+        return None
+    exposed = positive(run.values(name))
+    if not exposed.any():
+        return None
+    wait = np.zeros_like(exposed)
+    is_known = np.zeros(exposed.shape, dtype=bool)
+    matched = run.metrics.get("exposed_wait_ms")
+    if matched is not None:
+        matched = matched[:, run.judged_steps]
+        is_known = np.isfinite(matched)
+        wait = np.minimum(positive(matched), exposed)
+    num_ranks = len(run.ranks)
+    if num_ranks > 1 and is_one_group(run):
+        wait = np.maximum(wait, exposed - exposed.min(axis=0))
+        is_known[:] = True
+    caused = np.zeros_like(exposed)
+    if num_ranks > 1 and is_known.any():
+        caused = _blame(run, exposed) * wait.sum(axis=0) / (num_ranks - 1)
+    rest = exposed - wait
+    lost = _lost(run, wait, BEHIND_WAITS)
+    moving = np.clip(_lost(run, exposed, BEHIND_EXPOSED) - lost, 0.0, rest)
+    is_limited = run.source != "host" and run.mean_of_host(BEHIND_EXPOSED) is not None
+    is_coupled = is_limited and num_ranks > 1 and is_one_group(run)
+    return Exposed(
+        wait,
+        np.where(is_known, rest, 0.0),
+        np.where(is_known, 0.0, rest),
+        caused,
+        lost,
+        moving.min(axis=0) if is_coupled else moving.mean(axis=0),
+        bool(is_known.any()),
+    )
+
+
+def _lost(judged: Run, ms: Floats, behind: str) -> Floats:
+    """The part of ms that delays its rank, as a column of its host tells. What the host waits for the device
+    itself, on other ranks' account, is lost too.
+
+    Steps whose collectives were learned do not say when those were launched: as large a share is lost in them
+    as in the rank's steps that do.
+    """
+    parts = judged.host_parts
+    if judged.source == "host" or behind not in parts:
+        return ms
+    ahead = parts[behind][:, judged.judged_steps]
+    for name in (f"{PREFIX}synchronisation", f"{PREFIX}synchronisation{AFTER}"):
+        if name in parts:
+            ahead = ahead + positive(parts[name][:, judged.judged_steps])
+    is_known = ~np.isnan(ahead)
+    lost = np.minimum(ahead, ms)
+    known_ms = ms.sum(axis=1, where=is_known)
+    share = np.divide(
+        lost.sum(axis=1, where=is_known), known_ms, out=np.ones_like(known_ms), where=known_ms > 0
+    )
+    result: Floats = np.where(is_known, lost, ms * share[:, None])
     return result
+
+
+def is_one_group(judged: Run) -> bool:
+    """Every rank takes part in every collective."""
+    sizes = {kind.num_ranks for kind in judged.collectives}
+    return sizes == {len(judged.ranks)} and not has_point_to_point(judged)
+
+
+def has_point_to_point(judged: Run) -> bool:
+    return any(kind.op in POINT_TO_POINT for kind in judged.collectives)
+
+
+def _blame(judged: Run, exposed: Floats) -> Floats:
+    """[rank, step]: shares of 1 of who came last; by arrival in steps where that is known, else by least
+    exposure."""
+    share = np.zeros_like(exposed)
+    share[np.argmin(exposed, axis=0), np.arange(exposed.shape[1])] = 1.0
+    arrivals = judged.arrivals
+    if arrivals is None:
+        return share
+    caused = arrivals.caused_ms[:, judged.judged_steps]
+    total = caused.sum(axis=0)
+    by_arrival = np.divide(caused, total, out=np.zeros_like(exposed), where=total > 0)
+    is_matched = arrivals.num_judged[:, judged.judged_steps].sum(axis=0) > 0
+    by_step: Floats = np.where(is_matched, by_arrival, share)
+    return by_step

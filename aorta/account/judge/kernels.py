@@ -4,8 +4,8 @@ from collections.abc import Iterable
 
 import numpy as np
 
+from aorta.account.judge.judged import looked_at
 from aorta.account.judge.operators import operator_rows
-from aorta.account.judge.selection import looked_at
 from aorta.account.load.rank.kernels import (
     COUNT,
     MOST_NAMES,

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from aorta.account.judge.exposed import exposed_of
-from aorta.account.judge.selection import looked_at
+from aorta.account.judge.cells import exposed_of
+from aorta.account.judge.judged import looked_at
 from aorta.account.metrics import THROTTLED, of_operation, operations
 from aorta.account.model import Run
 from aorta.account.rows import row_percentiles

@@ -13,10 +13,10 @@ from aorta.account.cause import Cause, CodeLine
 from aorta.account.judge.alike import is_whole_trace
 from aorta.account.judge.cells import CELLS, LOSSES, Account, account_of
 from aorta.account.judge.contradictions import please_report
+from aorta.account.judge.judged import MOST_NUMBERS, last_holds_the_end, looked_at
 from aorta.account.judge.late import LateRank, steps_left_out
 from aorta.account.judge.occasional import Occasions, of_all_steps
 from aorta.account.judge.phases import line_of_evaluation
-from aorta.account.judge.selection import MOST_NUMBERS, last_holds_the_end, looked_at
 from aorta.account.model import Run
 from aorta.account.numbers import byte_text, number, percent, quantity
 from aorta.account.rows import positive

@@ -6,8 +6,9 @@ import numpy as np
 
 from aorta.account.judge.alike import is_window
 from aorta.account.judge.answer import losses, losses_text
-from aorta.account.judge.cells import CELLS, LARGE_SHARE, OUTSIDE_WORDS, Account, account_of
+from aorta.account.judge.cells import CELLS, LARGE_SHARE, Account, account_of
 from aorta.account.judge.kernels import kernels_by_class
+from aorta.account.judge.outside import OUTSIDE_WORDS
 from aorta.account.judge.phases import evaluation_text, largest_beside_the_model, largest_text, phases_of
 from aorta.account.judge.profiles import line_text, told_differences
 from aorta.account.judge.sites import sites_of

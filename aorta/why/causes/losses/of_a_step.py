@@ -10,8 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aorta.account.cause import CauseKind
-from aorta.account.judge.cells import LARGE_SHARE, Account
-from aorta.account.judge.exposed import exposed_of
+from aorta.account.judge.cells import LARGE_SHARE, Account, exposed_of
 from aorta.account.judge.occasional import Occasions, are_alike, occasions, without_traces
 from aorta.account.model import Run
 from aorta.account.numbers import quantity

@@ -9,8 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from aorta.account.judge.cells import EXPOSED_CELLS, HOST_PARTS, Account, Host
-from aorta.account.judge.exposed import exposed_of
+from aorta.account.judge.cells import EXPOSED_CELLS, HOST_PARTS, Account, Host, exposed_of
 from aorta.account.judge.stacks import MOST_RANKS, Samples, samples_of
 from aorta.account.load.rank.host import BYTES, IDLE, IDLE_BEHIND, LOOPS, OTHER
 from aorta.account.load.rank.kernels import COUNT, TIME

@@ -11,7 +11,7 @@ from itertools import islice, pairwise
 
 import numpy as np
 
-from aorta.account.judge.exposed import Exposed
+from aorta.account.judge.cells import Exposed
 from aorta.account.judge.sites import gathers_parameters, sites_of
 from aorta.account.metrics import of_operation, operations
 from aorta.account.model import Run

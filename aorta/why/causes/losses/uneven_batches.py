@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from aorta.account.judge.exposed import Exposed
+from aorta.account.judge.cells import Exposed
 from aorta.account.judge.late import ONE_RANK
 from aorta.account.metrics import WORK
 from aorta.account.model import Run

@@ -11,8 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aorta.account.cause import CauseKind
-from aorta.account.judge.cells import CELLS, EXPOSED_CELLS
-from aorta.account.judge.exposed import Exposed, has_point_to_point
+from aorta.account.judge.cells import CELLS, EXPOSED_CELLS, Exposed, has_point_to_point
 from aorta.account.judge.late import (
     MARKS,
     ONE_RANK,

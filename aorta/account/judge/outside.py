@@ -1,0 +1,78 @@
+"""The wall time of a run that is in no judged step: before, between and after them."""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from aorta.account.judge.judged import last_holds_the_end
+from aorta.account.model import Run
+from aorta.timeline.types import TRACE_SOURCES
+
+Floats = NDArray[np.float64]
+
+CLOCKS_APART_MS = 1000.0
+LONGEST_START_MS = 7 * 86_400_000.0
+"""A run that starts for longer has another clock than its lines."""
+OUTSIDE_WORDS = {
+    "start_up": "before the first step",
+    "warm_up": "in warm-up steps",
+    "between": "in gaps between steps (an evaluation, a restart)",
+    "after": "after the last step",
+    "unmarked": "in no step that the trace marks",
+}
+
+
+def outside_of(run: Run) -> dict[str, float]:
+    """Wall time of the run, from when aorta was loaded to its end, or that of a rank's last step if it is
+    later; of a run that was not restarted. Of traces the time that they cover."""
+    record = run.record
+    if run.source in TRACE_SOURCES and run.num_steps:
+        return _outside_of_trace(run)
+    if record is None or record.finished_unix_ns is None or len(record.attempts) > 1:
+        return {}
+    if not run.num_steps:
+        return {}
+    lengths = np.nan_to_num(run.metrics["step_ms"])
+    if last_holds_the_end(run):
+        lengths = lengths[:, :-1]
+    begin, end = (ns / 1e6 for ns in (record.started_unix_ns, record.finished_unix_ns))
+    starts = run.start_unix_ns / 1e6
+    first, last = starts[:, 0], starts[:, lengths.shape[1] - 1] + lengths[:, -1]
+    between = last - first - lengths.sum(axis=1)
+    start_ms = float((first - begin).mean())
+    earliest_ms = min(start_ms, float(between.mean()), float((end - last).mean()))
+    if earliest_ms < -CLOCKS_APART_MS or start_ms > LONGEST_START_MS:
+        return {}  # run.json's clock is not that of the lines
+    warm_up = lengths[:, : run.num_warmup].sum(axis=1)
+    # A step by the device's clock ends after the next one has begun by the host's: this time is told once.
+    parts = {
+        "judged": lengths.sum(axis=1) - warm_up + np.minimum(between, 0.0),
+        "start_up": first - min(begin, float(first.min())),
+        "warm_up": warm_up,
+        "between": np.maximum(between, 0.0),
+        "after": max(end, float(last.max())) - last,
+    }
+    return {name: float(values.mean()) for name, values in parts.items()}
+
+
+def _outside_of_trace(judged: Run) -> dict[str, float]:
+    lengths = np.nan_to_num(judged.metrics["step_ms"]).mean(axis=0)
+    spans = [total["span_ms"] for total in judged.totals.values()]
+    whole_ms = float(np.mean([span or 0.0 for span in spans]))
+    warm_up_ms = float(lengths[: judged.num_warmup].sum())
+    parts = {"judged": float(lengths.sum()) - warm_up_ms, "warm_up": warm_up_ms}
+    return parts | {"unmarked": max(whole_ms - float(lengths.sum()), 0.0)}
+
+
+def gaps_of(run: Run) -> Floats:
+    """[judged step]: mean over ranks of the time after it until the next one began, in ms; NaN where no step
+    came next."""
+    if run.source in TRACE_SOURCES or run.source == "projected" or not run.num_steps:
+        return np.full(run.num_judged, np.nan)
+    starts = run.start_unix_ns[:, run.judged_steps] / 1e6
+    gaps = starts[:, 1:] - starts[:, :-1] - run.values("step_ms")[:, :-1]
+    begins = np.sort([one.started_unix_ns / 1e6 for one in (run.record.attempts if run.record else ())])
+    attempt = np.searchsorted(begins, starts[0], side="right")
+    is_next = (np.diff(run.global_step[run.judged_steps]) == 1) & (np.diff(attempt) == 0)
+    after = np.append(np.where(is_next, gaps.mean(axis=0), np.nan), np.nan)
+    result: Floats = np.maximum(after, 0.0)
+    return result
