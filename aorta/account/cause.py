@@ -68,8 +68,8 @@ class Cause(msgspec.Struct, frozen=True, kw_only=True):
     ms: float
     """Milliseconds of the mean step that are at stake. Causes of one run do not overlap."""
     interval_ms: tuple[float, float] | None
-    """95 % over steps, widened by how far mending may be off what the cells say (worth.MENDED_ERROR and
-    MENDED_MORE)."""
+    """95 % over steps, widened by how far mending may be off what the cells say (MENDED_ERROR and
+    MENDED_MORE of aorta.why.causes.finding)."""
     why_no_interval: str = ""
     """Where interval_ms is None."""
     bound_ms: float | None

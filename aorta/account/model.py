@@ -446,7 +446,11 @@ class Causes(msgspec.Struct, frozen=True):
     """Causes of a run, the largest first."""
 
     listed: list[Cause]
-    empty_text: str
+    unexplained_ms: dict[str, float] = {}
+    """By cell of the account that holds a loss, what no cause takes of the mean step; the largest first."""
+    cannot_tell: list[str] = []
+    """Sentences that stand for what contradicts itself: mistakes of aorta's."""
+    empty_text: str = ""
     """Text to show if there is none."""
     whatifs: WhatIfs | None = None
     """What-ifs of the run's traces; None if it has none."""
@@ -454,8 +458,11 @@ class Causes(msgspec.Struct, frozen=True):
     """'RUN: a step takes 138 ms (mean of 60 judged steps, ...)'"""
     notes: list[str] = []
     """What no cause explains, and what lies outside of the judged steps, in sentences."""
-    unexplained_ms: dict[str, float] = {}
-    """By cell of the account that holds a loss, what no cause takes of it."""
+
+    @property
+    def late_rank(self) -> int | None:
+        """The rank that the others wait for most."""
+        return next((cause.rank for cause in self.listed if cause.is_waited_for), None)
 
 
 class Report(msgspec.Struct, frozen=True):

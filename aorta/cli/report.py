@@ -135,7 +135,7 @@ def write_and_print(
     """
     from aorta.page.write import Outputs, write_report
     from aorta.processes import usable_cores
-    from aorta.why.causes.run_text import causes_of
+    from aorta.why.causes.rank import causes_of
 
     reference, candidate = sides or (None, None)
     strict = strict or fail_on_difference or outputs.get("budget") is not None

@@ -144,13 +144,14 @@ def _is_run(paths: tuple[Path, ...]) -> bool:
 
 def _why(paths: tuple[Path, ...], selection: Selection, reading: RecordsReading, as_json: bool) -> int:
     """Print why the steps take their time; of traces also the critical path, where they can be replayed."""
+    from aorta.account.judge.cells import account_of
     from aorta.account.judge.judged import dataset, judge, selected
     from aorta.account.judge.phases import phases_of
     from aorta.account.judge.profiles import told_differences
     from aorta.account.judge.sites import sites_of
     from aorta.timeline.types import TRACE_SOURCES
-    from aorta.why.causes.rank import explanation_of
-    from aorta.why.causes.run_text import causes_text, late_rank, nothing_text
+    from aorta.why.causes.rank import causes_of
+    from aorta.why.causes.text import causes_text
 
     path = paths[0] if len(paths) == 1 else paths[0].parent
     label = path.resolve().name or "run"
@@ -160,32 +161,33 @@ def _why(paths: tuple[Path, ...], selection: Selection, reading: RecordsReading,
     # Chosen steps are judged from the first one on, unless --warmup says otherwise.
     judged = judge(run, 0 if selection.steps and selection.warmup is None else selection.warmup)
     of_run = dataset(label, [judged])
-    explained = explanation_of(judged, str(path) if len(paths) == 1 else "TRACES")
+    causes = causes_of(of_run, str(path) if len(paths) == 1 else "TRACES", replays=False)
     path_lines: list[str] = []
     path_json: dict[str, Any] = {}
     if run.source in TRACE_SOURCES:
         path_lines, path_json = _critical_path(paths, selection, reading, as_json)
     if as_json:
+        account = account_of(judged)
         answer = {
             "run": str(path),
-            "step_ms": explained.account.mean_step_ms or None,
+            "step_ms": account.mean_step_ms or None,
             "num_steps": judged.num_judged,
             "ranks": judged.ranks,
             "source": of_run.source,
-            "causes": explained.causes,
-            "unexplained_ms": explained.unexplained_ms,
-            "cannot_tell": explained.cannot_tell,
-            "account": explained.account.rows(),
+            "causes": causes.listed,
+            "unexplained_ms": causes.unexplained_ms,
+            "cannot_tell": causes.cannot_tell,
+            "account": account.rows(),
             "phases": phases_of(judged),
             "sites": sites_of(judged),
-            "differences": told_differences(judged, late_rank(explained)),
-            "nothing": None if explained.causes else nothing_text(of_run, explained),
+            "differences": told_differences(judged, causes.late_rank),
+            "nothing": None if causes.listed else causes.empty_text,
             "notes": [*judged.story, *judged.notes],
             **path_json,
         }
         click.echo(_json(answer))
     else:
-        click.echo("\n".join([causes_text(explained, of_run), *path_lines]))
+        click.echo("\n".join([causes_text(causes, judged), *path_lines]))
     return FINE
 
 

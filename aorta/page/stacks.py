@@ -5,7 +5,6 @@ from typing import Any
 
 import numpy as np
 
-from aorta.account.judge.answer import late_rank
 from aorta.account.judge.phases import phases_of
 from aorta.account.judge.profiles import (
     DOING_WORDS,
@@ -141,7 +140,8 @@ def _late_and_parts(dataset: Dataset, report: Report) -> tuple[int | None, dict[
     """The rank that the others wait for, and samples by rank, its own among them."""
     if dataset.first.stacks is None:
         return None, {}
-    late = late_rank(report.causes.get(dataset.label))
+    causes = report.causes.get(dataset.label)
+    late = None if causes is None else causes.late_rank
     return late, rank_parts(dataset.first, [] if late is None else [late])
 
 

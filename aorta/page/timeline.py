@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 
-from aorta.account.judge.answer import late_rank
 from aorta.account.judge.shown import Shown, telling_ranks
 from aorta.account.model import Arrivals, Causes, NamedSpan, Report, Run
 from aorta.records.perfetto import COMPUTE, EXPOSED, HIDDEN, IDLE, states
@@ -148,7 +147,7 @@ def _steps(run: Run, causes: Causes | None, shown: Shown, further_marks: int) ->
                 steps.kernels.setdefault(step, {})[rank] = kernels
     if run.arrivals is not None:
         steps.waits = _waits(steps, run.arrivals)
-        steps.late_rank = late_rank(causes)
+        steps.late_rank = None if causes is None else causes.late_rank
     return steps
 
 

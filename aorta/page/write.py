@@ -100,7 +100,7 @@ def make_report(
 
     Runs that share a label are judged together. reference and candidate default to the first and the second
     of two labels; with one label, or more than two, there is no comparison unless they are given. explain:
-    finds the causes of a dataset's losses (aorta.why.causes.run_text).
+    finds the causes of a dataset's losses (aorta.why.causes.rank).
     """
     _check_labels(log_dirs, labels)
     names = list(dict.fromkeys(labels))

@@ -23,7 +23,7 @@ from harness import arguments, write  # noqa: E402
 from aorta.account.judge.judged import judge  # noqa: E402
 from aorta.account.load.open import load_run  # noqa: E402
 from aorta.records.schema import HostUse  # noqa: E402
-from aorta.why.causes.rank import explanation_of  # noqa: E402
+from aorta.why.causes.rank import found_causes  # noqa: E402
 
 RECORDS: Any = importlib.import_module("tests.why.causes.runs")
 """The module that the tests make records with."""
@@ -116,7 +116,7 @@ def named(needs: Needs, seed: int) -> list[dict[str, Any]]:
         judged = judge(load_run(run, "run"), 1)
         rows = [
             {"kind": cause.kind, "subject": cause.subject, "ms": cause.ms, "interval_ms": cause.interval_ms}
-            for cause in explanation_of(judged).causes
+            for cause in found_causes(judged).listed
         ]
     return rows
 

@@ -73,7 +73,7 @@ def add_observed(summary: dict[str, Any], dataset: Dataset, causes: Causes | Non
         "wall_ms": account.outside or None,
         "not_measured": account.reasons,
     }
-    summary["straggler"] = late = late_rank(causes)
+    summary["straggler"] = late = None if causes is None else causes.late_rank
     summary["sites"] = [msgspec.to_builtins(row) for row in sites_of(dataset.first)]
     summary["phases"] = [msgspec.to_builtins(row) for row in phases_of(dataset.first)]
     summary["differences"] = [asdict(entry) for entry in told_differences(dataset.first, late)]
@@ -81,12 +81,6 @@ def add_observed(summary: dict[str, Any], dataset: Dataset, causes: Causes | Non
         fields = asdict(row)
         del fields["rank"]
         summary["ranks"][str(row.rank)]["judged_steps"] = fields
-
-
-def late_rank(causes: Causes | None) -> int | None:
-    """The rank that the others wait for most; None too where nobody looked for causes."""
-    listed = [] if causes is None else causes.listed
-    return next((cause.rank for cause in listed if cause.is_waited_for), None)
 
 
 def mfu_text(dataset: Dataset) -> str:

@@ -1,5 +1,5 @@
-"""The steps of a run that are judged, those of them that are looked at, and their statistics, also of all runs
-of a label together."""
+"""The steps of a run that are judged, those of them that are looked at, and their statistics, also of the
+runs of a label together."""
 
 import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, MutableMapping

@@ -1,43 +1,51 @@
 """From findings to causes: what each takes out of the account, with an interval; the largest first."""
 
 import math
-import re
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
-from aorta.account.cause import Cause, CodeLine
+from aorta.account.cause import Cause, CauseKind
 from aorta.account.judge.alike import is_whole_trace
-from aorta.account.judge.cells import CELLS, LOSSES, Account, account_of
+from aorta.account.judge.cells import LOSSES, Account, account_of
 from aorta.account.judge.contradictions import please_report
 from aorta.account.judge.judged import MOST_NUMBERS, last_holds_the_end, looked_at
 from aorta.account.judge.late import LateRank, steps_left_out
-from aorta.account.judge.occasional import Occasions, of_all_steps
+from aorta.account.judge.occasional import Occasions, occasions, of_all_steps
 from aorta.account.judge.phases import line_of_evaluation
-from aorta.account.model import Run
-from aorta.account.numbers import byte_text, number, percent, quantity
+from aorta.account.model import Causes, Dataset, Run
+from aorta.account.numbers import quantity
 from aorta.account.rows import positive
-from aorta.records.stacks import StackFrame
+from aorta.timeline.statistics import MIN_STEPS, estimate, side
 from aorta.timeline.types import TRACE_SOURCES
 from aorta.why.causes.code_lines import issued_text, issuing_layer, line_of
 from aorta.why.causes.contradictions import Exposures, without_contradictions
-from aorta.why.causes.finding import WAIT, CauseFinding
+from aorta.why.causes.finding import MENDED_ERROR, MENDED_MORE, WAIT, CauseFinding, Floats, ratio_interval
 from aorta.why.causes.losses.of_a_step import findings
 from aorta.why.causes.losses.outside import outside_cause
 from aorta.why.causes.losses.waiting import left_out
 from aorta.why.causes.program import program_of, without_in_force, workers_of
 from aorta.why.causes.rules import CauseRule, rules
 from aorta.why.causes.stack import stack_of
-from aorta.why.causes.text import seen_text
-from aorta.why.causes.worth import BY_IDLE_TIME, MENDED_ERROR, MENDED_MORE, Worth, worth
+from aorta.why.causes.text import (
+    fact_texts,
+    filled,
+    in_line,
+    notes,
+    nothing_text,
+    of_one_rank_text,
+    of_trace,
+    rows_text,
+    seen_text,
+    title,
+)
+from aorta.why.causes.whatifs import whatifs_of
 
 MOST_SHOWN = 5
-WORTH_A_ROW = 0.1
-"""Of a cause, from which on the row of the table that it is in is said."""
-ALL_OF_ROW = 0.995
 OF_KERNELS = ("compute", "imbalance")
 """Kinds of which a device's kernels are the measure: recording makes none of them longer."""
 OF_ONE_LINE = (("small_messages", "launch_bound"), ("program_code", "pause"))
@@ -46,39 +54,44 @@ late as well, and what a line takes in all steps holds what it takes in slow one
 FEW_STEPS_FACTOR = 2
 """Where the steps of a run are too few for an interval, a loss must be this much larger. A trace is of few
 steps, and what was asked for."""
-
-
-OF_TRACE = (
-    (r",? in \d+ of \d+ judged steps,?", ""),
-    (r"\bms step\b", "ms trace"),
-    (r"(?<= ms )(?:a|in such a|of the|each) step\b", "of the trace"),
-    (r"\b(?:a|such a|the|each) step\b", "the trace"),
-    (r" the trace(?= (?:take|of \d))", " in the trace"),
+NEARLY_ALL = 0.8
+"""Part of the steps."""
+RARE = 0.5
+"""Median over mean below which a loss is in few steps."""
+UNLIKE = 0.75
+"""Mean over median below which it is not in all steps, as a loss in every second one."""
+BY_IDLE_TIME: tuple[CauseKind, ...] = (
+    "launch_bound",
+    "synchronisation",
+    "optimizer",
+    "late_rank",
+    "program_code",
 )
-"""What rules say of a step, and what that is of a trace without steps."""
+"""Kinds that spans of the host or bytes do not bound."""
 
 
-@dataclass(frozen=True)
-class Explanation:
-    """Why a step is as long as it is: what causes take out of the account, and what none of them takes."""
+def causes_of(dataset: Dataset, path: str = "", *, replays: bool = True) -> Causes:
+    """Of the dataset's first run, with their words. path: for the commands that check a change, the run's own
+    unless given. replays: with what-ifs of its traces."""
+    run = dataset.first
+    found = found_causes(run, path or str(run.path))
+    return msgspec.structs.replace(
+        found,
+        title=title(dataset),
+        empty_text=nothing_text(dataset, found),
+        notes=notes(found, run),
+        whatifs=whatifs_of(dataset) if replays else None,
+    )
 
-    account: Account
-    causes: list[Cause]
-    """The largest first; at most MOST_SHOWN."""
-    unexplained_ms: dict[str, float]
-    """By cell that holds a loss, what no cause has of the mean step; the largest first."""
-    cannot_tell: list[str] = field(default_factory=list)
-    """Sentences that stand for what contradicts itself: mistakes of aorta's."""
 
-
-def explanation_of(judged: Run, path: str = "RUN") -> Explanation:
-    """path: for the commands that check a change. Made once for a run."""
-    return judged.once(f"explanation.{path}", lambda: _explanation(judged, path))
+def found_causes(judged: Run, path: str = "RUN") -> Causes:
+    """Causes alone, and what none of them takes; made once for a run."""
+    return judged.once(f"causes.{path}", lambda: _found_causes(judged, path))
 
 
 def late_rank(judged: Run) -> LateRank | None:
     """The rank that the others wait for most, of the largest cause of which one rank is late."""
-    for cause in explanation_of(judged).causes:
+    for cause in found_causes(judged).listed:
         if cause.is_waited_for and cause.rank is not None:
             # Of steps that were left out: the newest ones are, and the recorded ones may be long ago.
             part = 1.0 if cause.is_in_step else steps_left_out(judged).mean()
@@ -86,13 +99,13 @@ def late_rank(judged: Run) -> LateRank | None:
     return None
 
 
-def _explanation(judged: Run, path: str) -> Explanation:
+def _found_causes(judged: Run, path: str) -> Causes:
     account = account_of(judged)
     looked = looked_at(judged)
     if not account.mean_step_ms > 0 or judged.source == "projected":  # a model knows its losses
-        return Explanation(account, [], {})
+        return Causes([])
     if account.contradiction:
-        return Explanation(account, [], {}, [account.contradiction])
+        return Causes([], cannot_tell=[account.contradiction])
     rule_of, stack = rules(), stack_of(looked)
     ledger = Ledger(account)
     named: list[tuple[Cause, dict[str, float]]] = []
@@ -109,7 +122,7 @@ def _explanation(judged: Run, path: str) -> Explanation:
         if cause is not None and wrong is not None:
             cannot_tell.append(please_report(f"what {cause.subject} costs", wrong))
         elif cause is not None:
-            rows = _rows_text(taken, account)
+            rows = rows_text(taken, account)
             cause = msgspec.structs.replace(cause, evidence=(*cause.evidence, *([rows] if rows else [])))
             named.append((cause, taken))
     outside = outside_cause(account, path, line_of_evaluation(looked))
@@ -132,8 +145,7 @@ def _explanation(judged: Run, path: str) -> Explanation:
         for name, ms in taken.items():
             if name in left:
                 left[name] = max(left[name] - ms, 0.0)
-    return Explanation(
-        account,
+    return Causes(
         [cause for cause, _ in named],
         dict(sorted(left.items(), key=lambda entry: -entry[1])),
         [*cannot_tell, *more],
@@ -253,25 +265,6 @@ def _slow_steps(judged: Run, looked: Run) -> Occasions | None:
     return of_all_steps(step_ms, global_step, looked.global_step[looked.judged_steps])
 
 
-def _rows_text(taken: dict[str, float], account: Account) -> str:
-    """'of the mean rank, 4.1 ms of it are waiting for ranks and 4.0 ms launches', of what is in several rows
-    of the table, or is a part of one; '' where it is one."""
-    total = sum(taken.values())
-    rows = [(name, ms) for name, ms in taken.items() if ms >= WORTH_A_ROW * total > 0]
-    if not rows or (len(rows) == 1 and rows[0][1] >= (1 - WORTH_A_ROW) * account.mean_ms(rows[0][0])):
-        return ""
-    texts = [_part_text(ms, account.mean_ms(name), CELLS[name].title) for name, ms in rows]
-    small_ms = total - sum(ms for _, ms in rows)
-    if small_ms > 0 and quantity(total - small_ms, "ms") != quantity(total, "ms"):
-        texts.append(f"{quantity(small_ms, 'ms')} of other rows")
-    return f"in the table it is {', '.join(texts[:-1])}{' and ' if len(texts) > 1 else ''}{texts[-1]}"
-
-
-def _part_text(ms: float, row_ms: float, row: str) -> str:
-    of_row = "all" if ms >= ALL_OF_ROW * row_ms else f"{quantity(ms, 'ms')} of the"
-    return f"{of_row} {quantity(row_ms, 'ms')} of {row}"
-
-
 def _keep(finding: CauseFinding, mean_ms: float) -> None:
     """Shorten a finding to what its cells gave."""
     claimed_ms = finding.mean_ms
@@ -314,6 +307,94 @@ class _Room:
     most_ms: float
 
 
+# ---- what a finding is worth ----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Worth:
+    """Of one finding."""
+
+    ms: float
+    """Of the mean step."""
+    interval_ms: tuple[float, float] | None
+    """95 %"""
+    why_no_interval: str = ""
+    is_rare: bool = False
+    occasions: Occasions | None = None
+    """The steps that have the loss, where they come with a period or stand apart."""
+    lasts: bool = False
+    """The loss is sure, whatever its interval."""
+
+    def is_sure(self, values: Floats, least_ms: float) -> bool:
+        """Whether the loss is above half of what is named, with its interval or in nearly every step: where a
+        run drifts, another one could lose much more or less, and yet there is no doubt of the loss."""
+        if self.lasts or self.interval_ms is None or self.interval_ms[0] > least_ms / 2:
+            return True
+        finite = values[np.isfinite(values)]
+        return bool((finite >= least_ms / 2).mean() >= NEARLY_ALL)
+
+    def printed(
+        self, most_ms: float, more_ms: float = 0.0, more: float = MENDED_ERROR
+    ) -> tuple[tuple[float, float] | None, str]:
+        """The interval of what mending saves, on a scale of ratios, which never reaches 0; or why there is
+        none. most_ms: that it may come to. more_ms: what may go with the loss and is not in it. more: as
+        MENDED_MORE."""
+        if self.interval_ms is None or not self.ms > 0:
+            return None, self.why_no_interval
+        half = max(self.interval_ms[1] - self.ms, self.ms - self.interval_ms[0])
+        interval = ratio_interval(self.ms, half, most_ms, more_ms, more)
+        return interval, "" if interval else "the loss differs too much from step to step for an interval"
+
+    @property
+    def each_ms(self) -> float:
+        """Of a step that has the loss."""
+        return self.ms if self.occasions is None else self.occasions.each_ms
+
+    @property
+    def often(self) -> str:
+        """', every third step'; '' where no period is known."""
+        period = None if self.occasions is None else self.occasions.period
+        return "" if self.occasions is None or period is None else f", {self.occasions.often}"
+
+    def text(self, values: Floats) -> str:
+        """How a loss in few steps adds up."""
+        if self.occasions is not None:
+            return f"in {self.occasions.text}"
+        nonzero = values[np.nan_to_num(values) > 0]
+        return (
+            f"in {len(nonzero)} of {len(values)} steps, with a median of"
+            f" {quantity(float(np.median(nonzero)), 'ms')}: the loss given is the mean over all steps"
+        )
+
+
+def worth(finding: CauseFinding, global_step: NDArray[np.int64]) -> Worth:
+    """global_step: of each of the finding's steps."""
+    values = finding.ms
+    finite = values[np.isfinite(values)]
+    if not len(finite) or not finite.any():
+        return Worth(0.0, None, "no time is lost yet")
+    if finding.occasions is not None:
+        return Worth(*finding.occasions.mean_ms(), is_rare=True, occasions=finding.occasions, lasts=True)
+    median, mean = float(np.median(finite)), finding.mean_ms
+    is_rare = not finding.by_stretch and (median < RARE * mean or mean < UNLIKE * median)
+    slow_steps = occasions(values, global_step, finding.slow_steps) if is_rare else None
+    if slow_steps is not None:
+        if slow_steps.period is None and slow_steps.are_most_of(has_it := values > 0):
+            slow_steps = slow_steps.in_steps(has_it, np.nan_to_num(values))
+        slow_ms, interval = slow_steps.mean_ms()
+        low, high = (mean - slow_ms + edge for edge in interval)
+        return Worth(mean, (low, high), is_rare=True, occasions=slow_steps, lasts=True)
+    estimated = estimate(values[None, :], "mean")
+    if estimated is None:
+        few = f"too few judged steps for an interval: {len(finite)} of {MIN_STEPS}"
+        return Worth(mean, None, few, is_rare, lasts=finding.is_sure)
+    _, interval = side([estimated])
+    return Worth(mean, interval, "", is_rare, lasts=finding.is_sure)
+
+
+# ---- a cause of a finding -------------------------------------------------------------------------------
+
+
 def cause_of(
     finding: CauseFinding,
     rule: CauseRule,
@@ -337,7 +418,7 @@ def cause_of(
             return None
         value, share = Worth(0.0, None, "no time is lost yet"), 0.0
     line = line_of(finding, judged)
-    facts = _texts(finding, judged, step, path) | program_of(judged.record)[1]
+    facts = fact_texts(finding, judged, step, path) | program_of(judged.record)[1]
     waited_ms = value.each_ms if finding.kind == "data_loading" else 0.0
     of_workers = workers_of(judged.record, len(judged.ranks), account.share("core_taken"), waited_ms)
     stack, facts = stack | of_workers[0], facts | of_workers[1]
@@ -347,8 +428,8 @@ def cause_of(
     if layer := issuing_layer(finding, judged):
         facts["layer"] = layer
         facts.pop("merged", None)
-    subject = (_filled(rule.subject, facts) or finding.kind) + _in_line(line, finding) + value.often
-    evidence = [*filter(None, (_filled(text, facts) for text in rule.evidence)), *finding.evidence]
+    subject = (filled(rule.subject, facts) or finding.kind) + in_line(line, finding) + value.often
+    evidence = [*filter(None, (filled(text, facts) for text in rule.evidence)), *finding.evidence]
     if value.is_rare:
         evidence.append(value.text(finding.ms))
     if len(judged.ranks) == 1:
@@ -366,7 +447,7 @@ def cause_of(
         and (change.origin is None or change.origin == finding.facts.get("origin"))
         and (change.calls is None or (line is not None and fnmatchcase(line.calls, change.calls)))
         and (change.rare is None or change.rare == value.is_rare)
-        and _filled(change.set, facts)
+        and filled(change.set, facts)
     )
     more = MENDED_MORE if finding.kind in BY_IDLE_TIME and judged.source != "host" else MENDED_ERROR
     interval, why_no_interval = value.printed(
@@ -390,8 +471,8 @@ def cause_of(
         bound_ms=None if interval is None else max(account.own_step_ms - interval[1], 0.0),
         share=share,
         evidence=tuple(evidence),
-        change=without_in_force(_filled(change.set, facts), stack),
-        check=_filled(rule.check, facts) or rule.check,
+        change=without_in_force(filled(change.set, facts), stack),
+        check=filled(rule.check, facts) or rule.check,
         source=finding.source,
         line=line,
         rank=rank,
@@ -400,29 +481,6 @@ def cause_of(
         global_step=global_step,
         at_ms=at_ms,
     )
-
-
-def _in_line(line: CodeLine | None, finding: CauseFinding) -> str:
-    """' in augment(), train.py:5'"""
-    if finding.facts.get("op") == "starved":
-        return ", which lacks cores"
-    if line is None:
-        return ""
-    if finding.kind != "late_rank":
-        return f" in {line.text}"
-    return f", which {'sleeps' if line.doing == 'sleeps' else 'is'} in {line.text}"
-
-
-def of_one_rank_text(text: str) -> str:
-    """A sentence on a run of one rank, which needs not be said."""
-    return text.replace(" on the rank", "")
-
-
-def of_trace(text: str) -> str:
-    """A sentence on a step, of a trace that marks none and counts as one."""
-    for words, instead in OF_TRACE:
-        text = re.sub(words, instead, text)
-    return text
 
 
 def _least_share(rule: CauseRule, finding: CauseFinding, judged: Run) -> float:
@@ -445,36 +503,3 @@ def _example_step(finding: CauseFinding, account: Account) -> int | None:
     usual = float(np.median(values[values > 0]))
     column = int(np.argmin(np.abs(values - usual)))
     return int(account.global_step[column])
-
-
-def _texts(finding: CauseFinding, judged: Run, step: float, path: str) -> dict[str, str]:
-    """Facts as they are printed; what is not known is absent."""
-    texts = {"path": path, "step_ms": quantity(step, "ms"), "num_ranks": str(len(judged.ranks))}
-    for name, value in finding.facts.items():
-        if isinstance(value, str):
-            texts[name] = value
-        elif value is None or isinstance(value, (bool, tuple, StackFrame)):
-            continue
-        elif name == "bytes" or name.endswith("_bytes"):
-            texts[name] = byte_text(value)
-        elif isinstance(value, int):
-            texts[name] = f"{value:,}"
-        elif not np.isfinite(value):
-            continue
-        elif name.endswith("_ms"):
-            texts[name] = quantity(value, "ms")
-        elif name in ("hidden", "part"):
-            texts[name] = percent(value)
-        elif name in ("count", "merged", "num_retries", "num_frees"):
-            texts[name] = f"{value:,.0f}"
-        else:
-            texts[name] = number(value)
-    return texts
-
-
-def _filled(template: str, facts: dict[str, str]) -> str:
-    """'' where a fact is not known."""
-    try:
-        return template.format_map(facts)
-    except KeyError:
-        return ""

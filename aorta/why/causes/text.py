@@ -1,13 +1,196 @@
-"""Causes in words, for the terminal."""
+"""Causes in words, and a run's account; what it reaches where there are none."""
 
+import re
 import textwrap
 from collections.abc import Sequence
 
-from aorta.account.cause import Cause, CodeLine
-from aorta.account.judge.profiles import DOING_WORDS
-from aorta.account.numbers import counted, percent
+import numpy as np
 
+from aorta.account.cause import Cause, CodeLine
+from aorta.account.judge.alike import is_window
+from aorta.account.judge.answer import losses, losses_text
+from aorta.account.judge.cells import CELLS, LARGE_SHARE, Account, account_of
+from aorta.account.judge.kernels import kernels_by_class
+from aorta.account.judge.outside import OUTSIDE_WORDS
+from aorta.account.judge.phases import evaluation_text, largest_beside_the_model, largest_text, phases_of
+from aorta.account.judge.profiles import DOING_WORDS, line_text, told_differences
+from aorta.account.judge.sites import sites_of
+from aorta.account.load.measures import peak_text
+from aorta.account.model import Causes, Dataset, Run
+from aorta.account.numbers import byte_text, counted, number, percent, quantity
+from aorta.records.stacks import StackFrame
+from aorta.timeline.statistics import MIN_STEPS
+from aorta.why.causes.finding import CauseFinding
+
+LARGE_LOSS = 0.15
+"""Part of the step, from which on a cell is no small loss, though no cause takes it."""
+WORTH_NOTING = 0.02
+"""Part of the step, from which on what no cause explains is said."""
+LEAST_NAMED = 0.005
+NOTHING = "Nothing worth changing: no single loss is large enough to name."
+MOST_NAMED = 3
+MOST_SITES = 6
 WIDTH = 100
+WORTH_A_ROW = 0.1
+"""Of a cause, from which on the row of the table that it is in is said."""
+ALL_OF_ROW = 0.995
+OF_TRACE = (
+    (r",? in \d+ of \d+ judged steps,?", ""),
+    (r"\bms step\b", "ms trace"),
+    (r"(?<= ms )(?:a|in such a|of the|each) step\b", "of the trace"),
+    (r"\b(?:a|such a|the|each) step\b", "the trace"),
+    (r" the trace(?= (?:take|of \d))", " in the trace"),
+)
+"""What rules say of a step, and what that is of a trace without steps."""
+MOST_LINES = 4
+"""Of a difference of stacks."""
+
+
+def title(dataset: Dataset) -> str:
+    """'RUN: a step takes 138 ms (mean of 60 judged steps, 2 ranks, source: host)'; of the first run, where
+    there are several."""
+    account = account_of(dataset.first)
+    num_steps = account.step_ms.shape[1]
+    steps = counted(num_steps, "judged step")
+    if num_steps < account.num_judged:
+        steps = f"{num_steps:,} of {counted(account.num_judged, 'judged step')}{_all_steps(dataset, account)}"
+    ranks = counted(len(account.ranks), "rank")
+    if not account.mean_step_ms > 0:
+        source = dataset.source
+        return f"{dataset.label}: the length of a step was not measured ({ranks}, source: {source})"
+    if is_window(dataset):
+        return (
+            f"{dataset.label}: the whole trace takes {quantity(account.mean_step_ms, 'ms')}; it marks no"
+            f" steps ({ranks}, source: {dataset.source})"
+        )
+    own = ""
+    if account.share("instrument") >= LARGE_SHARE:
+        own = f", {quantity(account.mean_ms('instrument'), 'ms')} of it aorta itself"
+    elif account.share("first_steps") >= LARGE_SHARE:
+        more = quantity(account.mean_ms("first_steps"), "ms")
+        own = f", {more} of it longer first steps"
+    return (
+        f"{dataset.label}: a step takes {quantity(account.mean_step_ms, 'ms')}{own}"
+        f" (mean of {steps}, {ranks}, source: {dataset.source})"
+    )
+
+
+def _all_steps(dataset: Dataset, account: Account) -> str:
+    """The mean of all judged steps, where those of the account took clearly longer or shorter."""
+    mean_ms = float(np.mean(dataset.first.values("step_ms")))
+    if not abs(mean_ms - account.mean_step_ms) > LARGE_SHARE * account.mean_step_ms > 0:
+        return ""
+    return f", all {account.num_judged:,}: {quantity(mean_ms, 'ms')}"
+
+
+def causes_text(causes: Causes, run: Run) -> str:
+    """The step, then its causes with evidence, change and check."""
+    lines = [causes.title]
+    for text in run.story:
+        lines += wrapped(text)
+    if causes.listed:
+        lines += cause_lines(causes.listed)
+    else:
+        lines += ["", *textwrap.wrap(causes.empty_text, WIDTH)]
+    for note in causes.notes:
+        lines += ["", *textwrap.wrap(note, WIDTH)]
+    for difference in told_differences(run, causes.late_rank):
+        lines += ["", f"Sampled, ms of a step: {difference.title}."]
+        for line in difference.lines[:MOST_LINES]:
+            lines += wrapped(line_text(line))
+    if sites := sites_of(run):
+        lines += ["", "Collectives of a rank by the line that issues them, those that move most first."]
+        for row in sites[:MOST_SITES]:
+            lines += wrapped(row.text)
+    return "\n".join(lines)
+
+
+def notes(causes: Causes, run: Run) -> list[str]:
+    """What cannot be told, the largest phase, evaluations, what no cause explains, what is in no step."""
+    account = account_of(run)
+    unexplained = _unexplained_text(causes, account.mean_step_ms) if causes.listed else ""
+    texts = (largest_text(run), evaluation_text(run), unexplained, _outside_text(account))
+    return [*causes.cannot_tell, *(text for text in texts if text)]
+
+
+def _unexplained_text(causes: Causes, step: float) -> str:
+    total = sum(causes.unexplained_ms.values())
+    if total < WORTH_NOTING * step:
+        return ""
+    largest = list(causes.unexplained_ms.items())[:MOST_NAMED]
+    parts = [f"{CELLS[name].title} {number(ms)}" for name, ms in largest if ms >= LEAST_NAMED * step]
+    a_step = "" if causes.listed[0].is_of_trace else " a step"
+    return f"Not explained by these: {quantity(total, 'ms')}{a_step} without compute ({', '.join(parts)})."
+
+
+def _outside_text(account: Account) -> str:
+    wall = account.wall_ms
+    outside = {name: ms for name, ms in account.outside.items() if name in OUTSIDE_WORDS}
+    if not wall > 0 or sum(outside.values()) < LARGE_SHARE * wall:
+        return ""
+    unit, size = ("ms", 1.0) if wall < 1e3 else ("s", 1e3)
+    parts = [
+        f"{quantity(ms / size, unit)} {OUTSIDE_WORDS[name]}"
+        for name, ms in outside.items()
+        if ms >= WORTH_NOTING * wall
+    ]
+    whole = "the trace covers" if "unmarked" in account.outside else "the run took"
+    return (
+        f"Outside of the judged steps: {quantity(sum(outside.values()) / size, unit)} of the"
+        f" {quantity(wall / size, unit)} that {whole}: {', '.join(parts)}."
+    )
+
+
+def _reason_text(cell: str, dataset: Dataset, account: Account) -> str:
+    num = sum(row.count for row in kernels_by_class(dataset))
+    if cell != "launch" or not num or account.step_ms.shape[1] < MIN_STEPS:
+        return f"Its reason is not certain{_too_few(account)}."
+    return (
+        f"The host bounds the step: {num:,.0f} kernels and copies, whose launches alone explain little of it."
+        " More work in a launch (larger batches) hides it."
+    )
+
+
+def _too_few(account: Account) -> str:
+    num = account.step_ms.shape[1]
+    return f": {counted(num, 'judged step')} are too few to tell it from chance" if num < MIN_STEPS else ""
+
+
+def nothing_text(dataset: Dataset, causes: Causes) -> str:
+    """That nothing is worth changing, or none can be told, with what the step does reach, as far as known."""
+    account = account_of(dataset.first)
+    largest = max(causes.unexplained_ms, key=lambda name: causes.unexplained_ms[name], default="")
+    is_large = bool(largest) and account.share(largest) >= LARGE_LOSS
+    is_lossy = any((loss.share or 0.0) >= LARGE_LOSS for loss in losses(dataset))
+    phase = largest_beside_the_model(dataset.first)
+    is_large_phase = phase is not None and phase.share >= LARGE_LOSS
+    is_nothing = account.is_measured and not (causes.cannot_tell or is_large or is_lossy or is_large_phase)
+    text = NOTHING if is_nothing else "No cause is named."
+    lost = losses_text(dataset)
+    text += f" {lost[0].upper()}{lost[1:].removesuffix('.')}."
+    if is_large:
+        text += (
+            f" The largest part without compute is {CELLS[largest].title},"
+            f" {quantity(account.mean_ms(largest), 'ms')} of the step, {percent(account.share(largest))}:"
+            f" {CELLS[largest].meaning}. {_reason_text(largest, dataset, account)}"
+        )
+    # The largest one of all has a sentence of its own (notes).
+    if phase is not None and is_large_phase and phase.ms < max(row.ms for row in phases_of(dataset.first)):
+        share = percent(phase.share)
+        text += f" Beside forward and backward, {phase.title} takes {share} of the step{phase.place}."
+    mfu, rate = (dataset.statistics.get(name) for name in ("mfu", "model_tflops_per_gpu"))
+    if mfu is not None and mfu.median is not None and rate is not None:
+        text += (
+            f" Roofline: {number(rate.median)} TFLOP/s per GPU, {percent(mfu.median)} of"
+            f" {peak_text(dataset.first.record)}; the rest is in the kernels."
+        )
+    elif account.on_device:
+        reasons = dataset.first.not_measured
+        text += f" Roofline: not known ({reasons.get('mfu', 'FLOPs or the peak are not in run.json')})."
+    return text
+
+
+# ---- a cause --------------------------------------------------------------------------------------------
 
 
 def cause_lines(causes: Sequence[Cause]) -> list[str]:
@@ -42,3 +225,78 @@ def wrapped(text: str) -> list[str]:
         text, WIDTH, initial_indent="   ", subsequent_indent="     ", break_on_hyphens=False,
         break_long_words=False,
     )  # fmt: skip
+
+
+def rows_text(taken: dict[str, float], account: Account) -> str:
+    """'of the mean rank, 4.1 ms of it are waiting for ranks and 4.0 ms launches', of what is in several rows
+    of the table, or is a part of one; '' where it is one."""
+    total = sum(taken.values())
+    rows = [(name, ms) for name, ms in taken.items() if ms >= WORTH_A_ROW * total > 0]
+    if not rows or (len(rows) == 1 and rows[0][1] >= (1 - WORTH_A_ROW) * account.mean_ms(rows[0][0])):
+        return ""
+    texts = [_part_text(ms, account.mean_ms(name), CELLS[name].title) for name, ms in rows]
+    small_ms = total - sum(ms for _, ms in rows)
+    if small_ms > 0 and quantity(total - small_ms, "ms") != quantity(total, "ms"):
+        texts.append(f"{quantity(small_ms, 'ms')} of other rows")
+    return f"in the table it is {', '.join(texts[:-1])}{' and ' if len(texts) > 1 else ''}{texts[-1]}"
+
+
+def _part_text(ms: float, row_ms: float, row: str) -> str:
+    of_row = "all" if ms >= ALL_OF_ROW * row_ms else f"{quantity(ms, 'ms')} of the"
+    return f"{of_row} {quantity(row_ms, 'ms')} of {row}"
+
+
+def in_line(line: CodeLine | None, finding: CauseFinding) -> str:
+    """' in augment(), train.py:5'"""
+    if finding.facts.get("op") == "starved":
+        return ", which lacks cores"
+    if line is None:
+        return ""
+    if finding.kind != "late_rank":
+        return f" in {line.text}"
+    return f", which {'sleeps' if line.doing == 'sleeps' else 'is'} in {line.text}"
+
+
+def of_one_rank_text(text: str) -> str:
+    """A sentence on a run of one rank, which needs not be said."""
+    return text.replace(" on the rank", "")
+
+
+def of_trace(text: str) -> str:
+    """A sentence on a step, of a trace that marks none and counts as one."""
+    for words, instead in OF_TRACE:
+        text = re.sub(words, instead, text)
+    return text
+
+
+def fact_texts(finding: CauseFinding, judged: Run, step: float, path: str) -> dict[str, str]:
+    """Facts as they are printed; what is not known is absent."""
+    texts = {"path": path, "step_ms": quantity(step, "ms"), "num_ranks": str(len(judged.ranks))}
+    for name, value in finding.facts.items():
+        if isinstance(value, str):
+            texts[name] = value
+        elif value is None or isinstance(value, (bool, tuple, StackFrame)):
+            continue
+        elif name == "bytes" or name.endswith("_bytes"):
+            texts[name] = byte_text(value)
+        elif isinstance(value, int):
+            texts[name] = f"{value:,}"
+        elif not np.isfinite(value):
+            continue
+        elif name.endswith("_ms"):
+            texts[name] = quantity(value, "ms")
+        elif name in ("hidden", "part"):
+            texts[name] = percent(value)
+        elif name in ("count", "merged", "num_retries", "num_frees"):
+            texts[name] = f"{value:,.0f}"
+        else:
+            texts[name] = number(value)
+    return texts
+
+
+def filled(template: str, facts: dict[str, str]) -> str:
+    """'' where a fact is not known."""
+    try:
+        return template.format_map(facts)
+    except KeyError:
+        return ""

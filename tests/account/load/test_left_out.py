@@ -9,8 +9,8 @@ from aorta.account.judge.remarks import remarks
 from aorta.account.load.open import load_run
 from aorta.page.table import dataset_table
 from aorta.records.schema import HostUse, OverheadRecord, OverlapRecord
-from aorta.why.causes.rank import explanation_of
-from aorta.why.causes.run_text import title
+from aorta.why.causes.rank import found_causes
+from aorta.why.causes.text import title
 from tests.records.run_folders import run_record
 from tests.why.causes.runs import Host, run_of
 
@@ -52,7 +52,7 @@ def test_the_account_of_a_process_that_is_alone_is_of_the_steps_that_recording_d
     expected = {"data": 0.3, "between_steps": 0.06, "instrument": 0.04, "compute": 0.6}
     found = {name: ms.mean() for name, ms in account.cells.items() if ms.any()}
     assert found == pytest.approx(expected, rel=0.02)
-    assert not [cause for cause in explanation_of(judged).causes if cause.kind == "pause"]
+    assert not [cause for cause in found_causes(judged).listed if cause.kind == "pause"]
 
 
 def test_the_instrument_has_what_the_sentence_of_its_cost_says(tmp_path):
@@ -97,7 +97,7 @@ def test_no_cause_lies_within_what_recording_makes_steps_longer(tmp_path, gap_ms
 
     run = run_record(2, overhead=overhead(*gap_ms))
     judged = judge(load_run(run_of(tmp_path / "run", make, run), "a"), 1)
-    assert any(cause.kind == "pause" for cause in explanation_of(judged).causes) == is_named
+    assert any(cause.kind == "pause" for cause in found_causes(judged).listed) == is_named
     assert account_of(judged).gap_ms == (gap_ms[1] if gap_ms[0] > 0 else 0.0)
 
 
@@ -107,6 +107,6 @@ def test_a_mended_step_is_promised_without_the_instrument(tmp_path):
 
     run = run_record(2, overhead=overhead(3.0, 5.0))
     judged = judge(load_run(run_of(tmp_path / "run", make, run), "a"), 1)
-    (cause,) = explanation_of(judged).causes
+    (cause,) = found_causes(judged).listed
     assert cause.bound_ms == pytest.approx(max(30.0 - 4.0 - cause.interval_ms[1], 0.0), abs=0.1)
     assert ", 4.00 ms of it aorta itself (mean of" in title(dataset("a", [judged]))

@@ -14,8 +14,8 @@ from aorta.page.html import page
 from aorta.page.table import dataset_table
 from aorta.page.write import make_report
 from aorta.records.schema import CollectiveRecord
-from aorta.why.causes.rank import explanation_of
-from aorta.why.causes.run_text import nothing_text, title
+from aorta.why.causes.rank import found_causes
+from aorta.why.causes.text import nothing_text, title
 from tests.account.sparse_runs import row_of, sparse_run
 from tests.records.run_folders import sealed_again
 
@@ -88,7 +88,7 @@ def test_a_run_without_any_times_has_no_overlap(tmp_path):
     sparse_run(tmp_path / "a", num_steps=3, every=4)  # step 0 was timed
     late = make_report([tmp_path / "a"], ["a"], warmup=1).datasets["a"]
     assert remarks(late) == []
-    assert nothing_text(late, explanation_of(late.first)).startswith("No cause is named.")
+    assert nothing_text(late, found_causes(late.first)).startswith("No cause is named.")
     assert dataset_answer(late) == "a: a step takes 10.0 ms; overlap was not measured"
 
 

@@ -5,7 +5,7 @@ import random
 from aorta.records.schema import CollectiveRecord, DeviceRecord, HostSpan, MemoryRecord
 from aorta.timeline.overlap import active_segments, overlap, stream_uses
 from aorta.timeline.types import Kind, Span, Timeline
-from aorta.why.causes.rank import explanation_of
+from aorta.why.causes.rank import found_causes
 from tests.records.run_folders import run_record, step_record, write_run
 
 STEPS = 24
@@ -14,7 +14,7 @@ MIB = 1 << 20
 
 
 def causes(judged):
-    return explanation_of(judged).causes
+    return found_causes(judged).listed
 
 
 class Host:

@@ -7,13 +7,14 @@ from pathlib import Path
 
 import numpy as np
 
-from aorta.account.model import Report
+from aorta.account.judge.cells import account_of
+from aorta.account.model import Causes, Report
 from aorta.page.html import page
 from aorta.page.table import dataset_table
 from aorta.page.write import make_report
 from aorta.timeline.types import TRACE_SOURCES
-from aorta.why.causes.rank import Explanation, explanation_of
-from aorta.why.causes.run_text import causes_of, causes_text
+from aorta.why.causes.rank import causes_of
+from aorta.why.causes.text import causes_text
 
 NUMBER = r"[\d,]*\.?\d+"
 
@@ -77,18 +78,19 @@ def faults(text, longest_ms):
         yield text[text.index("Cannot tell") :].partition("\n")[0]
 
 
-def outputs(path: Path) -> tuple[Report, Explanation, str, str]:
+def outputs(path: Path) -> tuple[Report, Causes, str, str]:
     """Of a run: its report, from which page and summary.json are made; its causes; and what `aorta why` and
     `aorta report` print."""
     report = make_report([path], ["a"], explain=causes_of)
     found, causes = report.datasets["a"], report.causes["a"]
-    explained = explanation_of(found.first, str(path))
-    return report, explained, causes_text(explained, found), dataset_table(found, causes=causes)
+    of_why = causes_of(found, str(path), replays=False)
+    return report, of_why, causes_text(of_why, found.first), dataset_table(found, causes=causes)
 
 
-def disagreements(report: Report, explained: Explanation, why: str, printed: str) -> Iterator[str]:
+def disagreements(report: Report, explained: Causes, why: str, printed: str) -> Iterator[str]:
     """Where two outputs say different things of a run, its parts miss their sum, or a sentence cannot be."""
-    account = explained.account
+    run = next(iter(report.datasets.values())).first
+    account = account_of(run)
     (summary,) = report.summary["datasets"].values()
     for name, ms in account.cells.items():
         if not (ms >= 0).all():
@@ -96,7 +98,6 @@ def disagreements(report: Report, explained: Explanation, why: str, printed: str
     for name, ms in account.outside.items():
         if ms < 0:
             yield f"of the wall time, {name} is {ms} ms"
-    run = next(iter(report.datasets.values())).first
     record = run.record
     if account.outside and run.source not in TRACE_SOURCES:
         ends_ns = run.start_unix_ns[:, -1] + 1e6 * run.metrics["step_ms"][:, -1]
@@ -107,7 +108,7 @@ def disagreements(report: Report, explained: Explanation, why: str, printed: str
     if not np.allclose(of_steps, account.step_ms, rtol=1e-3, atol=1e-3):
         yield f"parts of steps miss their sum by {np.abs(of_steps - account.step_ms).max()} ms"
     yield from explained.cannot_tell
-    in_steps = sum(cause.ms for cause in explained.causes if cause.is_in_step)
+    in_steps = sum(cause.ms for cause in explained.listed if cause.is_in_step)
     if in_steps > 1.001 * account.mean_step_ms:
         yield f"causes of {in_steps} ms in a step of {account.mean_step_ms}"
 
@@ -119,7 +120,7 @@ def disagreements(report: Report, explained: Explanation, why: str, printed: str
     of_why = headlines(why)
     if of_why != headlines(printed):
         yield f"why: {of_why}; report: {headlines(printed)}"
-    causes = [(cause.kind, cause.ms) for cause in explained.causes]
+    causes = [(cause.kind, cause.ms) for cause in explained.listed]
     if (found := [(one["kind"], one["ms"]) for one in summary["causes"]]) != causes:
         yield f"why: {causes}; summary.json: {found}"
     drawn = page(report)

@@ -19,7 +19,7 @@ from aorta.records.schema import HostUse
 from aorta.why.causes import rank as rank_of_causes
 from aorta.why.causes.contradictions import Exposures, without_contradictions
 from aorta.why.causes.finding import CauseFinding
-from aorta.why.causes.rank import explanation_of
+from aorta.why.causes.rank import found_causes
 from tests.larger_data import FOLDER, needs_data
 from tests.why.causes.runs import Host, run_of
 from tests.why.causes.statements import disagreements, outputs
@@ -86,7 +86,7 @@ def test_a_cause_that_contradicts_its_account_is_not_named(tmp_path, monkeypatch
     whole = rank_of_causes.cause_of
     monkeypatch.setattr(rank_of_causes, "cause_of", more)
     report, explained, why, printed = outputs(run_of(tmp_path / "run", slow_loader))
-    assert explained.causes == []
+    assert explained.listed == []
     for text in (why, printed):
         assert "Cannot tell what data loading on all ranks costs" in re.sub(r"\s+", " ", text)
         assert "please report it" in re.sub(r"\s+", " ", text)
@@ -107,23 +107,23 @@ def test_cells_that_miss_their_sum_are_no_account(tmp_path, monkeypatch):
     account = cells.account_of(judged)
     assert set(account.cells) == {"not_measured"}
     assert account.mean_ms("not_measured") == pytest.approx(account.mean_step_ms)
-    explained = explanation_of(judged)
-    assert explained.causes == []
+    explained = found_causes(judged)
+    assert explained.listed == []
     assert "Cannot tell where a step's time went: cell compute is longer" in explained.cannot_tell[0]
 
 
 def test_a_sentence_that_contradicts_the_step_is_left_out(tmp_path):
     judged = judge(load_run(run_of(tmp_path / "run", slow_loader), "a"))
-    explained = explanation_of(judged)
+    explained = found_causes(judged)
     cause = msgspec.structs.replace(
-        explained.causes[0], evidence=("rank 0 waits 151.7 ms a step for it", "it is seen in 22 of 22 steps")
+        explained.listed[0], evidence=("rank 0 waits 151.7 ms a step for it", "it is seen in 22 of 22 steps")
     )
     taken = {"data": cause.ms}
-    kept, cannot_tell = without_contradictions([(cause, taken)], explained.account)
+    kept, cannot_tell = without_contradictions([(cause, taken)], cells.account_of(judged))
     assert kept[0][0].evidence == ("it is seen in 22 of 22 steps",)
     assert "151.7 ms of a step" in cannot_tell[0]
     too_much = [(cause, taken), (cause, taken)]
-    assert "are left" in without_contradictions(too_much, explained.account)[1][-1]
+    assert "are left" in without_contradictions(too_much, cells.account_of(judged))[1][-1]
 
 
 @pytest.mark.parametrize(
@@ -134,10 +134,11 @@ def test_a_sentence_that_contradicts_the_step_is_left_out(tmp_path):
     ],
 )
 def test_a_remedy_that_cannot_be_given_is_not(tmp_path, change, wrong):
-    explained = explanation_of(judge(load_run(run_of(tmp_path / "run", slow_loader), "a")))
-    cause = msgspec.structs.replace(explained.causes[0], change=change)
+    judged = judge(load_run(run_of(tmp_path / "run", slow_loader), "a"))
+    explained = found_causes(judged)
+    cause = msgspec.structs.replace(explained.listed[0], change=change)
     in_force = frozenset({"fused"})
-    kept, _ = without_contradictions([(cause, {"data": cause.ms})], explained.account, in_force)
+    kept, _ = without_contradictions([(cause, {"data": cause.ms})], cells.account_of(judged), in_force)
     assert "Cannot tell what would mend data loading" in kept[0][0].change
     assert wrong in kept[0][0].change
 
@@ -264,7 +265,7 @@ def test_a_bubble_is_of_all_sends_and_receives(tmp_path):
     def stage(rank, step, noise):
         return Host().work(30.0).comm(12.0, op="recv", size=8).comm(8.0, op="send_recv", size=8)
 
-    explained = explanation_of(judge(load_run(run_of(tmp_path / "run", stage), "run")))
-    (cause,) = explained.causes
+    explained = found_causes(judge(load_run(run_of(tmp_path / "run", stage), "run")))
+    (cause,) = explained.listed
     assert (cause.kind, cause.ms) == ("bubble", pytest.approx(20.0, rel=0.01))
     assert explained.cannot_tell == []

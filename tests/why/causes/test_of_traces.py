@@ -7,7 +7,7 @@ from click.testing import CliRunner
 
 from aorta.cli.why import why_command
 from aorta.errors import AortaError
-from aorta.why.causes.rank import of_trace
+from aorta.why.causes.text import of_trace
 from tests.larger_data import FOLDER, needs_data
 from tests.why.replay.by_hand import COMM, COMPUTE, HandTrace
 from tests.why.replay.hand_steps import device_bound, two_ranks

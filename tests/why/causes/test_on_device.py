@@ -16,8 +16,8 @@ from aorta.records.stacks import StackFrame
 from aorta.why.causes.finding import CauseFinding
 from aorta.why.causes.losses import of_a_step
 from aorta.why.causes.losses.needless import needless_work
-from aorta.why.causes.rank import _once, explanation_of
-from aorta.why.causes.run_text import causes_of, nothing_text
+from aorta.why.causes.rank import _once, causes_of, found_causes
+from aorta.why.causes.text import nothing_text
 from tests.records.run_folders import run_record
 from tests.why.causes.runs import Host, causes, run_of, sampled
 
@@ -156,7 +156,7 @@ def test_late_launches_are_a_loss_where_small_kernels_explain_them(tmp_path):
 def test_what_a_program_is_made_of_is_a_fact_of_its_account(tmp_path):
     run = load_run(run_of(tmp_path / "run", launches(100), steps=STEPS), "a")
     single = dataset("a", [judge(run, 1)])
-    text = nothing_text(single, explanation_of(single.first))
+    text = nothing_text(single, found_causes(single.first))
     assert re.search(
         r"is launches, 12\S* ms of the step, 30 %: the host runs and has nothing queued on the device\. ",
         text,

@@ -9,7 +9,7 @@ from aorta.account.judge.judged import judge
 from aorta.account.load.open import load_run
 from aorta.records.schema import CallSite, CallSites
 from aorta.why.causes.program import OFFERS, program_of, without_in_force, workers_of
-from aorta.why.causes.rank import explanation_of
+from aorta.why.causes.rank import found_causes
 from aorta.why.causes.rules import rules
 from aorta.why.causes.stack import STACKS, stack_of, told_by_kernels
 from tests.records.run_folders import run_record
@@ -279,7 +279,7 @@ def test_calls_of_the_program_are_not_charged_with_another_operation(tmp_path):
             host.comm(2.0, op="broadcast", size=64)
         return host.comm(6.0, size=8 * MIB)
 
-    explained = explanation_of(judge(load_run(run_of(tmp_path / "run", make), "run")))
+    explained = found_causes(judge(load_run(run_of(tmp_path / "run", make), "run")))
     assert explained.cannot_tell == []
-    (cause,) = [cause for cause in explained.causes if cause.kind == "small_messages"]
+    (cause,) = [cause for cause in explained.listed if cause.kind == "small_messages"]
     assert 20.0 < cause.ms <= 24.01

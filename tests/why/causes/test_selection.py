@@ -6,7 +6,7 @@ import pytest
 from aorta.account.judge import judged as selection
 from aorta.account.judge.judged import dataset, judge, looked_at
 from aorta.account.load.open import load_run
-from aorta.why.causes.run_text import title
+from aorta.why.causes.text import title
 from tests.why.causes.runs import STEPS, WIDTH, Host, causes, run_of
 
 LAST = 10

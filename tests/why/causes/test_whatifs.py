@@ -8,7 +8,7 @@ from aorta.errors import ReplayError, TraceError
 from aorta.page.html import page
 from aorta.page.write import make_report
 from aorta.why.causes import whatifs
-from aorta.why.causes.run_text import causes_of
+from aorta.why.causes.rank import causes_of
 from aorta.why.replay.changes import parse_change
 from aorta.why.replay.load import steps_of
 from aorta.why.replay.whatif import predict
