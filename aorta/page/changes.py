@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from aorta.account.judge.cells import CELLS
 from aorta.account.judge.compare import CALLED
 from aorta.account.model import Comparison, ConfidenceInterval, Decomposition, MetricComparison, Part
-from aorta.page.answer import change_text, verdict_mark
 from aorta.page.parts import (
+    TIMES,
     Column,
     Markup,
     at_percent,
@@ -21,6 +21,7 @@ from aorta.page.parts import (
     filterable,
     folded,
     interval_text,
+    number,
     percent,
     quantity,
     section,
@@ -35,6 +36,15 @@ from aorta.page.table import parts_shown
 from aorta.timeline.statistics import LEVEL
 
 MOST_SETTINGS = 8
+VERDICT_SIGNS = {
+    "better": "\u2713",
+    "worse": "\u2717",
+    "different": "\u25c6",
+    "same": "=",
+    "cannot tell": "?",
+}
+"""Signs beside the verdict's word, so that colour alone never tells it. No arrows: a better value may be
+higher or lower."""
 
 
 def changes(comparison: Comparison) -> Markup:
@@ -277,3 +287,32 @@ def _side_cell(metric: MetricComparison, value: float | None, *, sign: bool = Fa
 
 def _p_text(value: float | None) -> str:
     return "n/a" if value is None else "< 0.001" if value < 0.001 else f"{value:.3f}"
+
+
+def verdict_mark(verdict: str) -> Markup:
+    sign = VERDICT_SIGNS.get(verdict, "")
+    kind = verdict.replace(" ", "-") if verdict in VERDICT_SIGNS else "none"
+    return tag("span", tag("span", sign, aria_hidden="true"), " " if sign else None, verdict,
+               class_=f"verdict {kind}")  # fmt: skip
+
+
+def change_text(metric: MetricComparison) -> str:
+    """Relative where there is a ratio: '+3.2 % [+2.9, +3.5]'; of what is not alike at all a multiple."""
+    if metric.ratio is not None and metric.ratio > 10:
+        return f"{TIMES} {number(metric.ratio)}"
+    if metric.ratio is not None:
+        interval = _shares(metric.interval)
+        return f"{percent(metric.ratio - 1, sign=True, digits=1)}{interval}"
+    if metric.difference is not None:
+        change = quantity(metric.difference, metric.unit, sign=True)
+        return f"{change} {interval_text(metric.difference_interval)}".rstrip()
+    return "n/a"
+
+
+def _shares(interval: ConfidenceInterval | None) -> str:
+    if interval is None:
+        return ""
+    low, high = (
+        percent(x - 1, sign=True, digits=1).removesuffix(" %") for x in (interval.low, interval.high)
+    )
+    return f" [{low}, {high}]"

@@ -10,19 +10,35 @@ from pathlib import Path
 import msgspec
 
 from aorta._version import __version__
+from aorta.account.judge.answer import dataset_answer, mfu_text
 from aorta.account.judge.cells import account_of
 from aorta.account.judge.kernels import kernels_by_class, kernels_by_name, operators
 from aorta.account.judge.shown import Shown
+from aorta.account.judge.timed_steps import host_bound_text
 from aorta.account.load.rank.kernels import KernelTimeRow
-from aorta.account.model import Report
+from aorta.account.model import Causes, Dataset, Report, Statistic
 from aorta.errors import ReportError
 from aorta.files import write_whole
-from aorta.page.answer import answer, causes
+from aorta.page.causes import causes
 from aorta.page.changes import changes
 from aorta.page.distributions import distribution_data, plotly_packed, plotly_source
 from aorta.page.frame import asset, hash_of, style_text
 from aorta.page.heat import heat_data, ranks_by_steps
-from aorta.page.parts import Markup, empty, hatches, json_script, legend, section, tag
+from aorta.page.parts import (
+    Markup,
+    counted,
+    empty,
+    hatches,
+    json_script,
+    legend,
+    number,
+    percent,
+    quantity,
+    section,
+    sentence,
+    tag,
+    typeset,
+)
 from aorta.page.sections import (
     collectives,
     definitions,
@@ -30,9 +46,11 @@ from aorta.page.sections import (
     kernels,
     longest_exposed,
     notes,
+    ranks_on_devices,
     what_ran,
 )
 from aorta.page.stacks import stack_data, stacks
+from aorta.page.table import precision, statistic_beside_step
 from aorta.page.timeline import Steps, steps_to_show, timeline_data
 from aorta.page.where_time_goes import account_data, where_time_goes
 
@@ -43,6 +61,7 @@ KEYS_HELP = (
     " N and P go through the spans, up and down change row. Enter in Find goes to the next span that"
     " has the text."
 )
+RATE_TILES = {"tokens_per_s_per_gpu": "tokens/s per GPU", "mfu": "MFU"}
 LINKS = {
     "changes": "Changes",
     "time": "Time",
@@ -229,3 +248,108 @@ def _policy(style: str, script: str) -> str:
         "default-src 'none'; base-uri 'none'; form-action 'none'; img-src data:;"
         f" style-src {hash_of(style)} {empty_style}; script-src {hash_of(script)} {hash_of(plotly_source())}"
     )
+
+
+# ---- the first screen: the answer in a sentence, and a few numbers --------------------------------------
+
+
+def answer(report: Report) -> Markup:
+    comparison = report.comparison
+    datasets = list(report.datasets.values())
+    tiles: list[Markup] = []
+    if comparison is not None:
+        head: list[Markup] = [tag("h1", typeset(comparison.headline))]
+        if comparison.scope:
+            head.append(tag("p", sentence(comparison.scope), class_="scope"))
+    elif len(datasets) == 1:
+        head = _first_sentences(datasets[0], report.causes.get(datasets[0].label))
+        tiles = _tiles(datasets[0])
+    else:
+        head = [tag("h1", f"{len(datasets)} runs, not compared")]
+        answers = [dataset_answer(dataset, report.causes.get(dataset.label)) for dataset in datasets]
+        head += [tag("p", typeset(text), class_="scope") for text in answers]
+    named = len(datasets) > 1
+    head += [_story(dataset, named=named) for dataset in datasets]
+    for dataset in datasets:
+        head += _caveats(dataset, named=named)
+    ran = tag("ul", [tag("li", run_line(dataset)) for dataset in datasets], class_="ran")
+    return tag("section", head, ran, tiles, id="answer")
+
+
+def _first_sentences(dataset: Dataset, causes: Causes | None) -> list[Markup]:
+    """The largest cause, or that there is none; then what a step takes."""
+    if causes is None:
+        return [tag("h1", typeset(dataset_answer(dataset)))]
+    if causes.listed:
+        head, rest = sentence(causes.listed[0].headline), []
+    else:
+        head, _, text = causes.empty_text.partition(". ")
+        rest = [text, *causes.notes]
+    return [
+        tag("h1", typeset(head.removesuffix("."))),
+        tag("p", causes.title),
+        *(tag("p", typeset(text), class_="scope") for text in rest if text),
+    ]
+
+
+def _story(dataset: Dataset, *, named: bool) -> Markup:
+    """Lines on how the runs ended, where they did not simply finish."""
+    lines = [line for judged in dataset.runs for line in judged.story]
+    if not lines:
+        return Markup()
+    text = sentence("; ".join(dict.fromkeys(lines)))
+    return tag("p", [tag("b", dataset.label), " "] if named else None, text, class_="caveat")
+
+
+def _caveats(dataset: Dataset, *, named: bool) -> list[Markup]:
+    """Lines on what takes the most from the answer: a late host, beside which numbers are bounds."""
+    peak = mfu_text(dataset)
+    texts = [host_bound_text(dataset.runs)]
+    texts += [peak.removeprefix("warning: ")] if peak.startswith("warning: ") else []
+    name = [tag("b", dataset.label), " "] if named else None
+    return [tag("p", name, sentence(text), class_="caveat") for text in texts if text]
+
+
+def run_line(dataset: Dataset) -> list[Markup | str]:
+    """'fsdp 2 ranks on NVIDIA H200, bf16, 50 steps judged, source: events'."""
+    judged = dataset.first
+    parts = [
+        ranks_on_devices(judged),
+        precision(judged),
+        counted(len(dataset.runs), "run") if len(dataset.runs) > 1 else "",
+        f"{counted(judged.num_judged, 'step')} judged",
+        f"source: {dataset.source}",
+    ]
+    return [tag("b", dataset.label), " ", ", ".join(part for part in parts if part)]
+
+
+def _tiles(dataset: Dataset) -> list[Markup]:
+    """Work per time beside the step, where it is known: numbers that are no part of a sum."""
+    rates = [name for name in RATE_TILES if _median(dataset.statistics.get(name)) is not None]
+    if not rates:
+        return []
+    account = account_of(dataset.first)
+    spread = f"median {number(account.spread.median)}, p95 {number(account.spread.p95)}"
+    tiles = [_tile("step", quantity(account.mean_step_ms or None, "ms"), "mean", spread)]
+    for name in rates:
+        value = _median(statistic_beside_step(dataset, name))
+        text = percent(value, digits=1) if name == "mfu" else number(value)
+        tiles.append(_tile(RATE_TILES[name], text, "median", _beside(dataset, name)))
+    return [tag("div", tiles, class_="tiles")]
+
+
+def _tile(heading: str, text: str, word: str, beside: str) -> Markup:
+    """A number, in small what kind of number it is, and below what to read beside it."""
+    big = tag("p", text, " ", tag("small", word), class_="big")
+    return tag("div", tag("h3", heading), big, tag("p", beside, class_="beside"), class_="tile")
+
+
+def _beside(dataset: Dataset, name: str) -> str:
+    if name == "mfu":
+        peak = dataset.first.record.peak_flops if dataset.first.record is not None else None
+        return "" if peak is None else f"of {number(peak.flops_per_s / 1e12)} TFLOP/s {peak.precision}"
+    return f"{number(_median(statistic_beside_step(dataset, 'tokens_per_s')))} in all"
+
+
+def _median(statistic: Statistic | None) -> float | None:
+    return None if statistic is None else statistic.median

@@ -2,6 +2,7 @@
 
 import html
 import math
+import re
 from collections.abc import Iterable, Sequence
 from typing import Any, TypeAlias
 
@@ -358,3 +359,10 @@ def hatches() -> Markup:
         for name, mark in marks.items()
     ]
     return tag("svg", tag("defs", patterns), class_="hatches", aria_hidden="true")
+
+
+def typeset(text: str) -> str:
+    """Real minus signs before numbers, and no line break in an interval or before a unit."""
+    text_typeset = re.sub(r"( %)? \[[^][]{1,30}\]", lambda match: match[0].replace(" ", "\u00a0"), text)
+    text_typeset = re.sub(r"(?<=\d) (?=%|ms\b)", "\u00a0", text_typeset)
+    return re.sub(r"(?<![\w.])-(?=\d)", MINUS, text_typeset)

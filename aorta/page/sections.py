@@ -6,10 +6,9 @@ from aorta.account.judge.remarks import remarks
 from aorta.account.judge.sites import sites_of
 from aorta.account.judge.timed_steps import host_bound_text
 from aorta.account.load.rank.kernels import KernelTimeRow
-from aorta.account.model import CollectiveRow, Dataset, Report
+from aorta.account.model import CollectiveRow, Dataset, Report, Run
 from aorta.hazards.findings import read_checked
 from aorta.hazards.text import checked_text
-from aorta.page.answer import ranks_on_devices
 from aorta.page.parts import (
     Column,
     Markup,
@@ -26,7 +25,7 @@ from aorta.page.parts import (
     table,
     tag,
 )
-from aorta.page.table import precision
+from aorta.page.table import device_names, precision
 from aorta.page.timeline import Steps, exposed_collectives
 
 NUM_LONGEST = 12
@@ -187,6 +186,12 @@ def _facts(dataset: Dataset) -> dict[str, str]:
         "warm-up": f"{counted(judged.num_warmup, 'step') if judged.num_warmup else 'none'} left out:"
         f" {judged.warmup_rule}",
     }
+
+
+def ranks_on_devices(judged: Run) -> str:
+    """'2 ranks on NVIDIA H200', or '2 ranks' if the device is not known."""
+    names, ranks = device_names(judged), counted(len(judged.ranks), "rank")
+    return f"{ranks} on {names}" if names else ranks
 
 
 def _settings_of(dataset: Dataset) -> Markup:

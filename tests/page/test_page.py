@@ -253,7 +253,9 @@ def test_a_loss_between_steps_is_part_of_a_step_and_what_follows_it():
 def test_where_there_is_no_cause_that_is_the_first_sentence():
     report = report_of(dataset_of("a", records_of()))
     causes = Causes(
-        [], "Nothing worth changing: all is well. Roofline: not known.", title="a: a step takes 40 ms"
+        [],
+        empty_text="Nothing worth changing: all is well. Roofline: not known.",
+        title="a: a step takes 40 ms",
     )
     said = text_of(page(msgspec.structs.replace(report, causes={"a": causes})), "answer")
     assert said.startswith("Nothing worth changing: all is well a: a step takes 40 ms Roofline: not known.")
