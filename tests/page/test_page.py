@@ -223,7 +223,9 @@ def with_causes(*listed):
     """Of steps of 40 ms."""
     report = report_of(dataset_of("a", records_of()))
     account_of(report.datasets["a"].first).step_ms[:] = 40.0
-    causes = Causes([*listed], "nothing", title="a: a step takes 40.0 ms", notes=["Not explained: little."])
+    causes = Causes(
+        [*listed], empty_text="nothing", title="a: a step takes 40.0 ms", notes=["Not explained: little."]
+    )
     return page(msgspec.structs.replace(report, causes={"a": causes}))
 
 

@@ -110,6 +110,8 @@ class Account:
     """Only cells that hold some time, or could. They add up to step_ms."""
     tails: dict[str, Floats]
     """The part of a cell that lies behind the step's body: it delays the next step."""
+    exposed: "Exposed | None"
+    """Exposed communication taken apart, and what of it delays the step."""
     gap_ms: float
     """What recording may have made these steps longer by, whichever cell it is in: no cause is smaller."""
     between_ms: Floats
@@ -212,6 +214,7 @@ def _account(judged: Run) -> Account:
     host = Host(looked, columns)
     step = host.metric("step_ms")
     compute, exposed = (host.metric(name) for name in ("compute_ms", "exposed_ms"))
+    apart = exposed_of(looked)
     on_device, between = looked.source != "host", np.zeros_like(step)
     tails: dict[str, Floats] = {}
     instrument = instrument_of(judged, looked)
@@ -235,12 +238,11 @@ def _account(judged: Run) -> Account:
             starved = np.minimum(bound, compute)
             compute, idle = compute - starved, idle + starved
         hidden = np.minimum(positive(host.metric("hidden_ms")), compute)
-        taken_apart = exposed_of(looked)
-        if taken_apart is not None:
+        if apart is not None:
             cells |= {
-                "transfer": taken_apart.transfer_ms * scale,
-                "wait": taken_apart.wait_ms * scale,
-                "communication": taken_apart.unsplit_ms * scale,
+                "transfer": apart.transfer_ms * scale,
+                "wait": apart.wait_ms * scale,
+                "communication": apart.unsplit_ms * scale,
             }
         between = positive(host.metric("between_steps_ms") - sum(host.tail(kind) for kind in SPAN_KINDS))
         noted = host.part(f"{PREFIX}{BETWEEN}")
@@ -270,6 +272,7 @@ def _account(judged: Run) -> Account:
         step_ms=step,
         cells={name: cells[name] for name in CELLS if name in cells},
         tails=tails,
+        exposed=apart,
         gap_ms=instrument.gap_ms,
         between_ms=between,
         knows_host=bool(looked.host_parts),

@@ -5,8 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from aorta.account.judge.cells import exposed_of
-from aorta.account.judge.judged import looked_at
+from aorta.account.judge.cells import account_of
 from aorta.account.metrics import THROTTLED, of_operation, operations
 from aorta.account.model import Run
 from aorta.account.rows import row_percentiles
@@ -87,7 +86,7 @@ def _arrivals(judged: Run) -> tuple[Floats, Floats, Floats]:
     if run_arrivals is None:
         zeros = np.zeros(len(judged.ranks))
         return np.full(len(judged.ranks), np.nan), zeros, zeros
-    exposed = exposed_of(looked_at(judged))
+    exposed = account_of(judged).exposed
     return (
         np.zeros(len(judged.ranks)) if exposed is None else exposed.caused_ms.mean(axis=1),
         run_arrivals.num_last[:, judged.judged_steps].sum(axis=1),

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aorta.account.cause import CauseKind
-from aorta.account.judge.cells import LARGE_SHARE, Account, exposed_of
+from aorta.account.judge.cells import LARGE_SHARE, Account
 from aorta.account.judge.occasional import Occasions, are_alike, occasions, without_traces
 from aorta.account.model import Run
 from aorta.account.numbers import quantity
@@ -81,7 +81,7 @@ def findings(judged: Run, account: Account, slow: Occasions | None = None) -> li
     launching_ms = 0.0 if details is None or not small_calls(judged) else details.small_launch_ms
     parts = parts_of(judged, account, launching_ms)
     step_ms = parts.step_ms.mean(axis=0)
-    exposed = exposed_of(judged)
+    exposed = account.exposed
     losses: list[CauseFinding] = []
     if exposed is not None:
         losses += uneven_batches(judged, parts, exposed)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from aorta.account.judge.cells import EXPOSED_CELLS, HOST_PARTS, Account, Host, exposed_of
+from aorta.account.judge.cells import EXPOSED_CELLS, HOST_PARTS, Account, Host
 from aorta.account.judge.stacks import MOST_RANKS, Samples, samples_of
 from aorta.account.load.rank.host import BYTES, IDLE, IDLE_BEHIND, LOOPS, OTHER
 from aorta.account.load.rank.kernels import COUNT, TIME
@@ -93,7 +93,7 @@ def parts_of(run: Run, account: Account, small_launch_ms: float = 0.0) -> Parts:
     host = Host(run, run.judged_steps)
     zero = np.zeros_like(account.step_ms)
     is_unfused = not account.on_device and "unfused" in program_of(run.record)[0]
-    exposed = exposed_of(run)
+    exposed = account.exposed
     idle_waits = zero if exposed is None or not account.on_device else exposed.idle_waits_ms
     ms_by_kind = {kind: cells[kind] for kind in (*HOST_PARTS, "optimizer", "copy") if kind in cells}
     ms_by_kind["between_steps"] = account.between_ms
