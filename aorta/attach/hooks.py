@@ -118,6 +118,8 @@ class Attachment:
         """A backward pass has begun since the last call of an optimizer."""
         self.backward_thread: int | None = None
         """The thread that waits for a backward pass, while there is one."""
+        self._may_start = threading.Lock()
+        """Taken by the first thread that trains."""
         self.entered_ns = 0
         """When the program came to the hook that may end or begin a step; monotonic."""
         self._has_optimizer = False
@@ -218,22 +220,25 @@ class Attachment:
 
         @functools.wraps(original)
         def run_backward(*args: Any, **named: Any) -> Any:
-            if self._compiled_call.optimizer is not None:
-                self._compiled_step_ended()
             if self.session is None:
                 self._backward_begins()
-            elif self.session.model_calls is not None:
+            if self._is_elsewhere():
+                return original(*args, **named)
+            if self._compiled_call.optimizer is not None:
+                self._compiled_step_ended()
+            if self.session is not None and self.session.model_calls is not None:
                 self.session.model_calls.backward_begins(args[0])
             if not self._knows_position:
                 self._training_begins()
-            previous = self.backward_thread
-            if previous is None:
+            is_outermost = self.backward_thread != self.training_thread()
+            if is_outermost:
                 self.backward_thread = threading.get_ident()
                 self._behind = True  # now, since hooks of the pass may call optimizers
             try:
                 result = original(*args, **named)
             finally:
-                self.backward_thread = previous
+                if is_outermost:
+                    self.backward_thread = None
             if self.session is not None:
                 self._backward_ended()
             return result
@@ -411,7 +416,7 @@ class Attachment:
 
     def _start(self) -> None:
         """Begin to record, unless it has begun: the process trains. Only now is the recorder imported."""
-        if self.session is None:
+        if self.session is None and self._may_start.acquire(blocking=False):
             collects = gc.isenabled()
             gc.disable()  # loading would set off a full collection, which goes through all of torch: 80 ms
             try:
@@ -427,8 +432,9 @@ class Attachment:
                 device = (
                     None  # parameters on the CPU, or of no device yet: the recorder looks at the first step
                 )
-            self.session = AttachedSession(self, device)
-            self.session.start()
+            session = AttachedSession(self, device)
+            session.start()
+            self.session = session  # not before: other threads may train, too
             # Exit handlers run from the last one: the session's end comes before that of its recorder.
             atexit.unregister(self._process_ends)
             atexit.register(self._process_ends)
@@ -510,6 +516,24 @@ class Attachment:
 
         return post
 
+    def training_thread(self) -> int:
+        """The calling thread, or on one of autograd's own the one that called backward."""
+        thread = threading.get_ident()
+        if self.backward_thread in (None, thread):
+            return thread
+        of_python = (one for one in threading.enumerate() if not isinstance(one, threading._DummyThread))
+        return thread if any(one.ident == thread for one in of_python) else self.backward_thread
+
+    def _is_elsewhere(self, stepper: Any = None) -> bool:
+        """A thread beside the loop's trains something: nothing of that is part of the loop's iterations."""
+        if self.session is None:
+            return False
+        thread = self.session.thread
+        is_elsewhere: bool = self.session.is_elsewhere(stepper)
+        if self.session.thread != thread:
+            self._behind = True  # the pass ran in a thread that was not known to be one of the loop's
+        return is_elsewhere
+
     def _is_the_loops_thread(self) -> bool:
         return self.session is not None and self.session.thread == threading.get_ident()
 
@@ -526,10 +550,12 @@ class Attachment:
     @guarded
     def _inner_step_ended(self, optimizer: Any) -> None:
         """Note the end of a torch.optim optimizer's own step(), maybe within a wrapped one."""
-        if self._compiled_call.optimizer is not None:
-            self._compiled_step_ended()
         if self._has_uncalled:
             self._called(optimizer)
+        if self._is_elsewhere(self._steppers.get(id(optimizer), optimizer)):
+            return
+        if self._compiled_call.optimizer is not None:
+            self._compiled_step_ended()
         if self._depth == 0:
             stepper = self._steppers.get(id(optimizer), optimizer)
             wrapped = id(stepper) in self._wrapped
@@ -555,7 +581,8 @@ class Attachment:
         self._last_stepper = stepper
         if self.session is None:
             self._start()
-        self.session.optimizer_ended(stepper, behind)
+        if self.session is not None:  # else another thread is about to start it
+            self.session.optimizer_ended(stepper, behind)
 
     # -- wrapped steps -------------------------------------------------------------------------
 
@@ -675,11 +702,13 @@ class Attachment:
     @guarded
     def _step_begins(self) -> None:
         self._start()
-        self.session.step_begins()
+        if self.session is not None:
+            self.session.step_begins()
 
     @guarded
     def _step_ends(self) -> None:
-        self.session.step_ends()
+        if self.session is not None:
+            self.session.step_ends()
 
     # -- the end -------------------------------------------------------------------------------
 

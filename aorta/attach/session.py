@@ -81,6 +81,8 @@ class AttachedSession:
         """The thread that runs the loop."""
         self._early_saves: list[tuple[int, Save]] = []
         """What was saved while it is not known what makes an iteration, behind which call."""
+        self._pool: set[int] = set()
+        """The threads that run it in turn, if there are several."""
         self._thread_trains = False
         """True: that thread has been seen to train; until then it is only the one that set things up."""
         self._explicit = attachment.settings.step_at is not None
@@ -270,12 +272,30 @@ class AttachedSession:
         loop, whichever thread set things up. A call on one of autograd's own threads counts for the thread
         that called backward.
         """
-        thread = self._attachment.backward_thread or threading.get_ident()
+        thread = self._attachment.training_thread()
         if trains and not self._thread_trains:
             self.thread, self._thread_trains = thread, True
             if self._open is not None:
                 self._open.step.thread = thread
         return thread == self.thread
+
+    def is_elsewhere(self, stepper: Any = None) -> bool:
+        """True for a thread that trains something else beside the loop.
+
+        stepper: what steps, called by that thread. Where it is the loop's, the loop goes on in that thread,
+        as in those of a pool.
+        """
+        if self._explicit or self._is_of_the_loop(trains=True):
+            return False
+        thread = self._attachment.training_thread()
+        if id(stepper) in self._names:
+            self._pool |= {self.thread, thread}
+        if thread not in self._pool:
+            return True
+        self.thread = thread
+        if self._open is not None:
+            self._open.step.thread = thread
+        return False
 
     # -- iterations at the optimizer -----------------------------------------------------------
 

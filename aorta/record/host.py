@@ -275,7 +275,7 @@ class HostWatch:
         if phase == "start":
             self._collecting_since_ns = monotonic_ns()
         elif self._collecting_since_ns:
-            self._note("garbage_collection", self._collecting_since_ns, _collecting(sys._getframe(1)))
+            self._note("garbage_collection", self._collecting_since_ns, _collecting(sys._getframe().f_back))
             self._collecting_since_ns = 0
 
     def note_pause(self, activity: str, start_ns: int) -> None:

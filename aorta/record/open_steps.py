@@ -7,6 +7,7 @@ from elsewhere; a step whose window has ended waits there for the sending thread
 import logging
 import time
 from collections.abc import Callable
+from threading import get_native_id
 
 from aorta.device.marks import HostClock, MarkClock
 from aorta.errors import InstrumentError
@@ -182,7 +183,7 @@ class OpenSteps:
             if note.kind in RARE:
                 return False
         now_ns = time.monotonic_ns()
-        if before is None or not self._sampling.goes_on(now_ns):
+        if before is None or before[0] != get_native_id() or not self._sampling.goes_on(now_ns):
             return False
         assert step.start is not None
         number, start_ns = step.global_step, step.start.host_ns

@@ -94,7 +94,7 @@ def attached(client: ModuleType, group: None, tmp_path: Path) -> Iterator[Attach
         ("accumulation", "attach_client.Trainer.step", 3),
         ("two_optimizers", "torch.optim.sgd.SGD.step + torch.optim.sgd.SGD.step", 4),
         ("critic_first", " + ".join(4 * ["torch.optim.adam.Adam.step"]), 4),
-        ("other_thread", "torch.optim.sgd.SGD.step", 1),
+        ("other_threads", "torch.optim.sgd.SGD.step", 1),
         ("in_backward", " + ".join(4 * ["torch.optim.sgd.SGD.step"]), 4),
         ("in_backward_and_behind", " + ".join(11 * ["torch.optim.sgd.SGD.step"]), 1),
         ("container", "attach_client.Container.step", 2),

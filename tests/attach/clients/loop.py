@@ -4,6 +4,7 @@ import json
 import os
 import sys
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import torch
 import torch.distributed as dist
@@ -113,22 +114,36 @@ def critic_first(losses):
             losses.append(loss.item())
 
 
-def other_thread(losses):
-    """Train on another thread what the main thread has made."""
+def other_threads(losses):
+    """Train on three threads in turn, beside a thread that trains something else all the time."""
     model = ddp()
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    done = threading.Event()
 
-    def train():
-        for batch in batches(STEPS):
-            loss = model(batch).square().mean()
-            loss.backward()
-            optimizer.step()
-            optimizer.zero_grad()
-            losses.append(loss.item())
+    def beside():
+        weight = torch.ones(4, requires_grad=True)
+        other = torch.optim.Adam([weight])
+        while not done.wait(0.001):
+            weight.square().sum().backward()
+            other.step()
 
-    thread = threading.Thread(target=train)
-    thread.start()
-    thread.join()
+    def train(batch):
+        loss = model(batch).square().mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+
+    other = threading.Thread(target=beside)
+    threads = [ThreadPoolExecutor(1) for _ in range(3)]
+    for place, batch in enumerate(batches(STEPS)):
+        threads[place % 3].submit(train, batch).result()
+        if place == 0:
+            other.start()
+    done.set()
+    other.join()
+    for thread in threads:
+        thread.shutdown()
 
 
 def in_backward(losses):
