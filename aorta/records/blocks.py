@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from aorta.records.columns import columns_of
 from aorta.records.lines import LineReader, are_possible, opened_lines, whole_lines_of
+from aorta.records.packed import unpack
 from aorta.records.schema import (
     READABLE_VERSIONS,
     DeviceRecord,
@@ -23,6 +24,7 @@ from aorta.records.schema import (
     KernelSums,
     MemoryRecord,
     OverlapRecord,
+    Packed,
     Source,
 )
 from aorta.records.table import PARTS, LineTable, StepTable, scalar_fields
@@ -100,6 +102,7 @@ class StepNumbers(msgspec.Struct, kw_only=True, gc=False):
     memory: MemoryRecord | None = None
     device: DeviceRecord | None = None
     host_spans: list[HostSpan] | None = None
+    packed: Packed | None = None
     host_use: HostUse | None = None
     run_id: str | None = None
     attempt: int = 0
@@ -155,6 +158,8 @@ def _plain_block(
         records = decoder.decode_lines(data)
         if len(records) != len(ends):
             return None
+        for record in records:
+            unpack(record)
         block = LineTable(records)
         if _is_next(block, letters, ends, reader):
             return block

@@ -16,6 +16,7 @@ import msgspec
 
 from aorta.errors import RecordError
 from aorta.files import open_regular
+from aorta.records.packed import unpack
 from aorta.records.rotation import DROPPED
 from aorta.records.schema import READABLE_VERSIONS, StepRecord
 from aorta.records.seal import Seal, seal_of
@@ -77,6 +78,7 @@ class LineReader:
             return None
         try:
             record = self._decoder.decode(line)
+            unpack(record)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             if _cut_off(line, error):
                 _note(self._notes, f"{self._path}:{number}: the last line is cut off and left out")

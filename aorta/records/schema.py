@@ -10,7 +10,7 @@ The structs hold no cycles and are made by the hundred beside a training loop, s
 collector need not look at them (gc=False).
 """
 
-from typing import Any, Literal, get_args
+from typing import Annotated, Any, Literal, get_args
 
 import msgspec
 
@@ -38,6 +38,7 @@ __all__ = [
     "HostKind",
     "HostSpan",
     "HostUse",
+    "KERNEL_CLASSES",
     "KernelCoverage",
     "KernelNames",
     "KernelSpan",
@@ -45,6 +46,7 @@ __all__ = [
     "MemoryRecord",
     "OverheadRecord",
     "OverlapRecord",
+    "Packed",
     "PeakRecord",
     "Phase",
     "PositionSource",
@@ -74,6 +76,12 @@ garbage_collection: full collections of Python. synchronisation: the host waits 
 Tensor.item. pause: announced by recorder.pausing. step: the window as the host went through it, in lines
 timed on a device; it begins before 0 where the host runs ahead."""
 HOST_KINDS: tuple[HostKind, ...] = get_args(HostKind)
+
+
+KERNEL_CLASSES = (
+    "gemm", "attention", "normalization", "optimizer", "elementwise", "copy", "communication", "other",
+)  # fmt: skip
+"""Classes of kernels (aorta.traces.classify), in the order of packed lines: a new one goes to the end."""
 
 
 class HostUse(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -206,7 +214,7 @@ class KernelSums(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, 
     num_graph_nodes: int = 0
     """Kernels and copies that were nodes of a CUDA graph."""
     classes: dict[str, tuple[float, int]]
-    """(ms, number) by class of aorta.traces.classify.KERNEL_CLASSES; copies and sets count as copy."""
+    """(ms, number) by class of KERNEL_CLASSES; copies and sets count as copy."""
     top: list[tuple[int, float, int]] = []
     """(index into the names in rank_<n>_kernels.json, ms, number) of the kernels with most time."""
     spans: list[KernelSpan] | None = None
@@ -277,6 +285,22 @@ class DeviceRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     """Memory of the device in use by all processes."""
 
 
+_Number = Annotated[int, msgspec.Meta(ge=-(2**53), le=2**53)]
+
+
+class Packed(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """Parts of a line without details, times in units of 0.1 µs (aorta.records.packed)."""
+
+    kernels: list[_Number]
+    """num_kernels, num_graph_nodes, then time and number of each of KERNEL_CLASSES. Empty: no records."""
+    by_op: dict[str, tuple[_Number, _Number]]
+    """hidden_by_op and exposed_by_op."""
+    host_spans: list[list[_Number]]
+    """By kind: from the window's start to the first, its length, from its end to the next, its length, ..."""
+    optimizer_bytes: list[_Number | None]
+    """Of each span of an optimizer."""
+
+
 def _version() -> int:
     return SCHEMA_VERSION
 
@@ -323,6 +347,8 @@ class StepRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     module that issued the call ("layers.3.mlp.down"), "optimizer: AdamW"."""
     host_spans: list[HostSpan] | None = None
     """Within the window; None in lines of versions that did not note them."""
+    packed: Packed | None = None
+    """Of these, in a line without details. Readers unpack it."""
     host_use: HostUse | None = None
     """None in lines of versions that did not note it, and where the step changed threads."""
     scalars: dict[str, float] = {}

@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 
+from aorta.records.packed import packed
 from aorta.records.schema import HostSpan, StepRecord
 
 _FOLLOWS = dict.fromkeys(
@@ -37,7 +38,7 @@ class Told:
         self._reasons = told | record.not_measured
         self._parts = {name: known[name] if part is None else part for name, part in parts.items()}
         spans = record.host_spans
-        return msgspec.structs.replace(
+        rest = msgspec.structs.replace(
             record,
             not_measured={name: why for name, why in record.not_measured.items() if told.get(name) != why},
             streams={},
@@ -45,6 +46,7 @@ class Told:
             host_spans=spans and [*map(_without_place, spans)],
             **{name: None if part == known[name] else part for name, part in parts.items()},
         )
+        return packed(rest) if record.is_recorded else rest
 
 
 def _without_place(span: HostSpan) -> HostSpan:

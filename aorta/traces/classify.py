@@ -20,9 +20,6 @@ UNKNOWN = "unknown"
 COPY_KERNEL = "copy_kernel"
 """Op of a kernel that only copies. It counts as compute and is named beside it."""
 COMMUNICATION, COPY, OTHER = "communication", "copy", "other"
-KERNEL_CLASSES = (
-    "gemm", "attention", "normalization", "optimizer", "elementwise", COPY, COMMUNICATION, OTHER,
-)  # fmt: skip
 MOST_NAMES = 100_000
 """Names whose answers are remembered."""
 LONGEST_NAME = 4096

@@ -7,7 +7,16 @@ import numpy as np
 import pytest
 
 from aorta.account.load.open import load_run
-from aorta.records.schema import DeviceRecord, HostSpan, MemoryRecord, OverlapRecord, StreamUse
+from aorta.records.blocks import read_blocks
+from aorta.records.reader import read_steps
+from aorta.records.schema import (
+    DeviceRecord,
+    HostSpan,
+    KernelSums,
+    MemoryRecord,
+    OverlapRecord,
+    StreamUse,
+)
 from aorta.records.writer import RunFolder
 from aorta.steps.record import partial_record
 from aorta.steps.told import Told
@@ -67,10 +76,9 @@ def test_what_lines_with_details_have_told_is_left_out_of_the_others(lines):
     assert found[1]["overlap"] == {
         "comm_ms": 4.0, "compute_ms": 8.0, "hidden_ms": 3.0, "exposed_ms": 1.0, "idle_ms": 1.0
     }  # fmt: skip
-    assert found[1]["host_spans"] == [
-        ["optimizer", 8.0, 9.0, "", 64],
-        ["pause", 9.0, 9.5, "evaluation", None],
-    ]
+    assert found[1]["host_spans"] == [["pause", 9.0, 9.5, "evaluation", None]]
+    assert found[1]["packed"] == [[], {}, [[], [], [80000, 10000], [], []], [64]]
+    assert found[2]["host_spans"] == [["optimizer", 8.0, 9.0, "", 64], found[1]["host_spans"][0]]
 
 
 def test_readers_hold_the_last_memory_and_sample_in_recorded_steps(lines):
@@ -87,3 +95,23 @@ def test_readers_hold_the_last_memory_and_sample_in_recorded_steps(lines):
     }
     for name, values in expected.items():
         np.testing.assert_array_equal(metrics[name][0], values, err_msg=name)
+
+
+def test_what_is_packed_is_read_as_it_was(tmp_path):
+    """To 0.1 µs; the kinds one after the other."""
+    spans = [HostSpan("data", -3.0, 0.5), HostSpan("backward", 1.0, 2.0), HostSpan("backward", 2.5, 4.0),
+             HostSpan("optimizer", 4.0, 6.0, "", 64), HostSpan("optimizer", 5.0, 5.5001)]  # fmt: skip
+    kernels = KernelSums(
+        num_kernels=3, num_graph_nodes=1, classes={"gemm": (1.5, 2), "communication": (3.25, 1)}
+    )
+    overlap = OverlapRecord(comm_ms=3.0, hidden_by_op={"send": 0.0, "all_reduce": 1.0},
+                            exposed_by_op={"send": 0.25, "all_reduce": 2.0})  # fmt: skip
+    short = msgspec.structs.replace(record(1, False), host_spans=spans, kernels=kernels, overlap=overlap)
+    with RunFolder(tmp_path, 0) as folder:
+        folder.steps.write(Told().rest_of(short))
+    (whole,) = read_steps(folder.steps.path)
+    (block,) = read_blocks(folder.steps.path, [])
+    expected = msgspec.structs.replace(short, streams={})
+    for found in (whole, *block.records):
+        for part in ("host_spans", "kernels", "overlap"):
+            assert getattr(found, part) == getattr(expected, part)

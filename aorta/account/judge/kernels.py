@@ -18,7 +18,7 @@ from aorta.account.load.rank.kernels import (
 from aorta.account.metrics import of_operation, operations
 from aorta.account.model import Dataset
 from aorta.account.numbers import percent, quantity
-from aorta.traces.classify import KERNEL_CLASSES
+from aorta.records.schema import KERNEL_CLASSES
 
 
 def kernels_by_class(dataset: Dataset) -> list[KernelTimeRow]:

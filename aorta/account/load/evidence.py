@@ -9,8 +9,9 @@ from aorta.account.load.rank.kernels import MOST_LETTERS, NAME_TIME, TIME, kerne
 from aorta.account.metrics import of_operation, operations
 from aorta.account.model import Run
 from aorta.account.numbers import quantity
+from aorta.records.schema import KERNEL_CLASSES
 from aorta.timeline.types import OWN_SOURCES, Kind
-from aorta.traces.classify import COMM_RULES, COPY_NAMES, KERNEL_CLASSES, classifier, may_be_comm
+from aorta.traces.classify import COMM_RULES, COPY_NAMES, classifier, may_be_comm
 from aorta.traces.model import RankTrace
 
 LARGE_SHARE = 0.05

@@ -10,9 +10,9 @@ from numpy.typing import NDArray
 from aorta.account.metrics import of_operation, operations
 from aorta.account.model import Comparison, Dataset, MetricComparison, NamedSpan
 from aorta.account.numbers import number, percent, quantity
-from aorta.records.schema import StepRecord
+from aorta.records.schema import KERNEL_CLASSES, StepRecord
 from aorta.records.table import StepTable, TopKernels
-from aorta.traces.classify import COMM_RULES, KERNEL_CLASSES, classifier
+from aorta.traces.classify import COMM_RULES, classifier
 
 TIME, COUNT = "kernel_ms", "kernel_count"
 """Metrics of each class of kernels: kernel_ms.gemm, kernel_count.gemm."""

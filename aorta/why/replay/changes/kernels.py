@@ -8,7 +8,8 @@ from collections import Counter, defaultdict
 from dataclasses import dataclass
 
 from aorta.errors import ReplayError, did_you_mean
-from aorta.traces.classify import COMMUNICATION, KERNEL_CLASSES
+from aorta.records.schema import KERNEL_CLASSES
+from aorta.traces.classify import COMMUNICATION
 from aorta.why.replay.activity import (
     FOREACH,
     OPTIMIZER,
