@@ -104,6 +104,17 @@ def _first_looked_at(judged: Run) -> int:
     return max(judged.num_warmup, judged.num_steps - num_steps)
 
 
+def length_of_left_out(judged: Run) -> float:
+    """Median length of the judged steps that the overhead left out, of that of the ones that are looked at; 1
+    where these are no shorter, or nothing tells."""
+    whole = judged.whole or judged
+    is_left_out, step_ms = whole.left_out[whole.judged_steps], whole.values("step_ms").mean(axis=0)
+    sides = step_ms[is_left_out & np.isfinite(step_ms)], judged.values("step_ms").mean(axis=0)
+    if min(map(len, sides)) < FEWEST_STEPS:
+        return 1.0
+    return min(float(np.median(sides[0]) / np.median(sides[1])), 1.0)
+
+
 def last_holds_the_end(judged: Run) -> bool:
     """Whether the last step is over twice as long as any other: no step came after it to end it, so that it
     holds what the program does at its end, such as a last checkpoint."""

@@ -17,6 +17,8 @@ MOST = 0.5
 """Of a loss, from which on it is in one function."""
 LOSS_FUNCTIONS = ("loss", "cross_entropy")
 Function = tuple[str, str]
+FEWEST = 3
+"""Samples that tell how long a function takes."""
 MOST_RANKS = 8
 """Whose samples stand for those of all ranks."""
 
@@ -192,3 +194,19 @@ def _called(at_line: list[tuple[WeightedStack, int]]) -> str:
         inner = stack.frames[place + 1 :]
         ms[inner[-1].text if inner and not inner[-1].is_program else ""] += stack.ms
     return max(ms, key=lambda name: ms[name], default="")
+
+
+def sampled_ms(judged: Run, file: str, function: str) -> float:
+    """Of a mean step, what the thread that trains was seen in a function of the program and what it calls; 0
+    where too few samples tell, and of one that holds the loop: it calls backward() or the optimizer."""
+    whole = judged.whole or judged
+    samples = [one for rank in judged.ranks[:MOST_RANKS] if (one := samples_of(whole, rank)) is not None]
+    found = []
+    for one in samples:
+        is_loops = one.in_phase("backward", "optimizer")[one.is_judged]
+        for stack, is_loop in zip(one.chosen(one.is_judged), is_loops, strict=True):
+            if any((frame.file, frame.outer_function) == (file, function) for frame in stack.frames):
+                if is_loop:
+                    return 0.0
+                found.append(stack.ms / len(samples))
+    return sum(found) if len(found) >= FEWEST else 0.0

@@ -9,14 +9,15 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from aorta.account.cause import Cause, CauseKind
+from aorta.account.cause import Cause, CauseKind, CodeLine
 from aorta.account.judge.alike import is_whole_trace
 from aorta.account.judge.cells import LOSSES, Account, account_of
 from aorta.account.judge.contradictions import please_report
-from aorta.account.judge.judged import MOST_NUMBERS, last_holds_the_end, looked_at
+from aorta.account.judge.judged import MOST_NUMBERS, last_holds_the_end, length_of_left_out, looked_at
 from aorta.account.judge.late import LateRank, steps_left_out
 from aorta.account.judge.occasional import Occasions, occasions, of_all_steps
 from aorta.account.judge.phases import line_of_evaluation
+from aorta.account.judge.stacks import sampled_ms
 from aorta.account.model import Causes, Dataset, Run
 from aorta.account.numbers import quantity
 from aorta.account.rows import positive
@@ -24,7 +25,17 @@ from aorta.timeline.statistics import MIN_STEPS, estimate, side
 from aorta.timeline.types import TRACE_SOURCES
 from aorta.why.causes.code_lines import issued_text, issuing_layer, line_of
 from aorta.why.causes.contradictions import Exposures, without_contradictions
-from aorta.why.causes.finding import MENDED_ERROR, MENDED_MORE, WAIT, CauseFinding, Floats, ratio_interval
+from aorta.why.causes.finding import (
+    LESS,
+    MENDED_ERROR,
+    MENDED_LESS,
+    MENDED_MORE,
+    WAIT,
+    WIDEST,
+    CauseFinding,
+    Floats,
+    ratio_interval,
+)
 from aorta.why.causes.losses.of_a_step import findings
 from aorta.why.causes.losses.outside import outside_cause
 from aorta.why.causes.losses.waiting import left_out
@@ -51,6 +62,10 @@ OF_KERNELS = ("compute", "imbalance")
 OF_ONE_LINE = (("small_messages", "launch_bound"), ("program_code", "pause"))
 """A larger and a smaller kind that are one loss where both are in one line: what issues messages launches
 late as well, and what a line takes in all steps holds what it takes in slow ones."""
+OF_MESSAGES = ("small_messages", "transfer")
+OF_OWN_CODE = ("program_code", "between_steps", *OF_MESSAGES)
+"""Kinds of which two, one of them of messages, are one loss where both are in one function of the program or
+one calls the other: who leaves its messages out leaves out what prepares them."""
 FEW_STEPS_FACTOR = 2
 """Where the steps of a run are too few for an interval, a loss must be this much larger. A trace is of few
 steps, and what was asked for."""
@@ -138,7 +153,7 @@ def _found_causes(judged: Run, path: str) -> Causes:
     # A bubble behind unequal stages, whose part of it is known.
     most_ms = {"bubble": min((one.ms for one, _ in named if one.kind == "late_rank"), default=math.inf)}
     named.sort(key=lambda one: (-min(one[0].ms, most_ms.get(one[0].kind, math.inf)), one[0].kind in most_ms))
-    named = _once(named)[:MOST_SHOWN]
+    named = _once(named, looked)[:MOST_SHOWN]
     named, more = without_contradictions(named, account, stack)
     left = {name: account.mean_ms(name) for name in LOSSES if name in account.cells}
     for _, taken in named:
@@ -173,7 +188,9 @@ class Ledger:
         return taken
 
 
-def _once(named: list[tuple[Cause, dict[str, float]]]) -> list[tuple[Cause, dict[str, float]]]:
+def _once(
+    named: list[tuple[Cause, dict[str, float]]], judged: Run | None = None
+) -> list[tuple[Cause, dict[str, float]]]:
     """A rank that is waited for because its batches are longer is one cause, told how to mend it."""
     longer = {cause.rank: cause for cause, _ in named if cause.kind == "imbalance"}
     late = {cause.rank for cause, _ in named if cause.kind == "late_rank"} & set(longer) - {None}
@@ -185,18 +202,28 @@ def _once(named: list[tuple[Cause, dict[str, float]]]) -> list[tuple[Cause, dict
             cause = msgspec.structs.replace(cause, evidence=evidence, change=reason.change)
         if cause.rank not in late or cause.kind != "imbalance":
             told.append((cause, taken))
-    return _once_a_line(told)
+    return _once_a_line(told, judged)
 
 
-def _once_a_line(named: list[tuple[Cause, dict[str, float]]]) -> list[tuple[Cause, dict[str, float]]]:
+def _once_a_line(
+    named: list[tuple[Cause, dict[str, float]]], judged: Run | None
+) -> list[tuple[Cause, dict[str, float]]]:
     """A smaller cause of the line of a larger one, where both are one loss, becomes a sentence of that."""
     told: list[tuple[Cause, dict[str, float]]] = []
     for cause, taken in named:
-        place = next((place for place, (larger, _) in enumerate(told) if _is_in(larger, cause, taken)), None)
+        place = next(
+            (place for place, (larger, _) in enumerate(told) if _is_in(larger, cause, taken, judged)), None
+        )
         if place is None:
             told.append((cause, taken))
             continue
         larger, its = told[place]
+        if _is_of_messages(larger, cause, judged):
+            told[place] = (
+                _with(larger, cause),
+                {name: its.get(name, 0.0) + taken.get(name, 0.0) for name in its | taken},
+            )
+            continue
         text, interval, bound = "of it are", larger.interval_ms, larger.bound_ms
         if cause.kind != "pause" and interval is not None and bound is not None:
             text, more = "more may go with it:", min(cause.ms, bound)
@@ -208,8 +235,43 @@ def _once_a_line(named: list[tuple[Cause, dict[str, float]]]) -> list[tuple[Caus
     return told
 
 
-def _is_in(larger: Cause, cause: Cause, taken: dict[str, float]) -> bool:
+def _is_of_messages(larger: Cause, cause: Cause, judged: Run | None) -> bool:
+    """Whether one is of messages and both are of one function, or one of the line that calls the other's."""
+    lines, kinds = [one.line for one in (larger, cause)], {larger.kind, cause.kind}
+    is_late = larger.is_waited_for or cause.is_waited_for
+    if None in lines or is_late or not (kinds <= set(OF_OWN_CODE) and kinds & set(OF_MESSAGES)):
+        return False
+    first, second = lines
+    assert first is not None
+    assert second is not None
+    is_one = (
+        judged is not None
+        and (first.file, first.function) == (second.file, second.function)
+        and sampled_ms(judged, first.file, first.function) > 0
+    )
+    return is_one or first.caller == second.text or second.caller == first.text
+
+
+def _with(larger: Cause, cause: Cause) -> Cause:
+    """Both in one."""
+    interval = None
+    if larger.interval_ms is not None and cause.interval_ms is not None:
+        least, most = larger.interval_ms
+        interval = least + cause.interval_ms[0], max(most, larger.ms + cause.interval_ms[1])
+    return msgspec.structs.replace(
+        larger,
+        ms=larger.ms + cause.ms,
+        share=larger.share + cause.share,
+        interval_ms=interval or larger.interval_ms,
+        bound_ms=None if larger.bound_ms is None else max(larger.bound_ms - cause.ms, 0.0),
+        evidence=(*larger.evidence, f"{quantity(cause.ms, 'ms')} of it are {cause.subject}"),
+    )
+
+
+def _is_in(larger: Cause, cause: Cause, taken: dict[str, float], judged: Run | None) -> bool:
     """Whether both are one loss. Of pauses, sleep and evaluations take no compute, and slow steps do."""
+    if _is_of_messages(larger, cause, judged):
+        return True
     if (larger.kind, cause.kind) not in OF_ONE_LINE or larger.line is None or cause.line is None:
         return False
     is_apart = cause.kind == "pause" and "compute" not in taken
@@ -334,15 +396,17 @@ class Worth:
         return bool((finite >= least_ms / 2).mean() >= NEARLY_ALL)
 
     def printed(
-        self, most_ms: float, more_ms: float = 0.0, more: float = MENDED_ERROR
+        self, most_ms: float, more_ms: float, errors: tuple[float, float], low: float
     ) -> tuple[tuple[float, float] | None, str]:
         """The interval of what mending saves, on a scale of ratios, which never reaches 0; or why there is
-        none. most_ms: that it may come to. more_ms: what may go with the loss and is not in it. more: as
-        MENDED_MORE."""
+        none. most_ms: that it may come to. more_ms: what may go with the loss and is not in it. errors: by
+        how much less, and more, as MENDED_LESS and MENDED_MORE. low: the least part of the loss that another
+        measure tells."""
         if self.interval_ms is None or not self.ms > 0:
             return None, self.why_no_interval
         half = max(self.interval_ms[1] - self.ms, self.ms - self.interval_ms[0])
-        interval = ratio_interval(self.ms, half, most_ms, more_ms, more)
+        interval = ratio_interval(self.ms, half, most_ms, more_ms, errors)
+        interval = interval and (low * interval[0], interval[1])
         return interval, "" if interval else "the loss differs too much from step to step for an interval"
 
     @property
@@ -389,6 +453,9 @@ def worth(finding: CauseFinding, global_step: NDArray[np.int64]) -> Worth:
         few = f"too few judged steps for an interval: {len(finite)} of {MIN_STEPS}"
         return Worth(mean, None, few, is_rare, lasts=finding.is_sure)
     _, interval = side([estimated])
+    if finding.by_stretch and interval is not None:  # that samples are few makes stretches differ
+        widest = mean * math.log(WIDEST)
+        interval = max(interval[0], mean - widest), min(interval[1], mean + widest)
     return Worth(mean, interval, "", is_rare, lasts=finding.is_sure)
 
 
@@ -450,8 +517,16 @@ def cause_of(
         and filled(change.set, facts)
     )
     more = MENDED_MORE if finding.kind in BY_IDLE_TIME and judged.source != "host" else MENDED_ERROR
+    is_needless = finding.facts.get("origin") == "accumulated"
+    less = MENDED_LESS if finding.kind in LESS and not is_needless else MENDED_ERROR
+    beside_ms = 0.0
+    if finding.kind in OF_MESSAGES and line is not None and line.num_samples:
+        beside_ms = max(sampled_ms(judged, line.file, line.function) - line.ms, 0.0)
     interval, why_no_interval = value.printed(
-        max(room.most_ms, value.ms), room.more_ms + finding.more_ms, more
+        max(room.most_ms, value.ms),
+        room.more_ms + finding.more_ms + beside_ms,
+        (less, more),
+        1.0 if is_of_kernels else _least_part(finding, line, judged),
     )
     if line is not None and line.num_samples:
         evidence.append(seen_text(line))
@@ -481,6 +556,15 @@ def cause_of(
         global_step=global_step,
         at_ms=at_ms,
     )
+
+
+def _least_part(finding: CauseFinding, line: CodeLine | None, judged: Run) -> float:
+    """Of a loss on the host: as the steps that were not recorded are shorter, and where a device idles behind
+    waits for it, as the thread was seen in their line."""
+    part = length_of_left_out(judged)
+    if finding.kind == "synchronisation" and line is not None and line.num_samples:
+        part *= min(line.ms / finding.mean_ms, 1.0)
+    return part
 
 
 def _least_share(rule: CauseRule, finding: CauseFinding, judged: Run) -> float:

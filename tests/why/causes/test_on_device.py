@@ -9,14 +9,14 @@ import pytest
 
 from aorta.account.cause import Cause, CodeLine
 from aorta.account.judge.answer import dataset_answer
-from aorta.account.judge.judged import dataset, judge
+from aorta.account.judge.judged import dataset, judge, length_of_left_out
 from aorta.account.load.open import load_run
 from aorta.records.schema import UNLIKE, HostSpan, HostUse, KernelSums, WorkOfStep
 from aorta.records.stacks import StackFrame
 from aorta.why.causes.finding import CauseFinding
 from aorta.why.causes.losses import of_a_step
 from aorta.why.causes.losses.needless import needless_work
-from aorta.why.causes.rank import _once, causes_of, found_causes
+from aorta.why.causes.rank import Worth, _once, causes_of, found_causes
 from aorta.why.causes.text import nothing_text
 from tests.records.run_folders import run_record
 from tests.why.causes.runs import Host, causes, run_of, sampled
@@ -413,6 +413,46 @@ def test_what_two_causes_say_of_one_line_is_told_once(kinds, taken, told, high, 
     assert named[0][0].evidence == ((told,) if told else ())
     assert (named[0][0].interval_ms[1], named[0][0].bound_ms) == (high, bound)
     assert named[0][1] == {taken: 8.0 if high == 9.0 else 5.0}
+
+
+@pytest.mark.parametrize(("kind", "is_late", "is_one"), [
+    ("between_steps", False, True), ("program_code", True, False), ("optimizer", False, False),
+])  # fmt: skip
+def test_messages_and_the_code_that_calls_for_them_are_one_loss(kind, is_late, is_one):
+    """Of both together; at most what the larger one may have, or the other beside it."""
+    messages, code = (
+        Cause(
+            kind=kind, subject=kind, ms=ms, interval_ms=(2.0, 6.0), bound_ms=9.0, share=0.1, evidence=(),
+            change="", check="", source="records", line=line, is_waited_for=is_late,
+        )
+        for kind, ms, line in (
+            ("transfer", 5.0, msgspec.structs.replace(AT, text="gather(), f.py:9", caller=AT.text)),
+            (kind, 3.0, AT),
+        )
+    )  # fmt: skip
+    (first, taken), *others = _once([(messages, {"transfer": 5.0}), (code, {"compute": 3.0})])
+    assert len(others) == (0 if is_one else 1)
+    assert first.kind == "transfer"
+    if is_one:
+        assert (first.ms, first.interval_ms, first.bound_ms) == (8.0, (4.0, 11.0), 6.0)
+        assert first.evidence == ("3.00 ms of it are between_steps",)
+        assert taken == {"transfer": 5.0, "compute": 3.0}
+
+
+def test_an_interval_reaches_down_to_what_another_measure_tells():
+    found, _ = Worth(10.0, (10.0, 10.0)).printed(100.0, 2.0, (0.65, 0.3), 0.5)
+    assert found == pytest.approx((5.0 * np.exp(-0.65), 12.0 * np.exp(0.3)))
+
+
+@pytest.mark.parametrize(("left_out_ms", "length"), [(8.0, 0.8), (11.0, 1.0)])
+def test_steps_that_were_not_recorded_may_be_shorter(left_out_ms, length):
+    is_left_out = np.arange(20) % 2 == 0
+    step_ms = np.where(is_left_out, left_out_ms, 10.0)
+    whole = SimpleNamespace(
+        left_out=is_left_out, judged_steps=slice(0, None), values=lambda _: np.array([step_ms])
+    )
+    recorded = SimpleNamespace(whole=whole, values=lambda _: np.full((1, 10), 10.0))
+    assert length_of_left_out(recorded) == pytest.approx(length)
 
 
 def test_a_rank_that_is_late_by_longer_batches_is_one_cause():

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from aorta.account.judge.cells import Account
-from aorta.account.judge.stacks import MOST_RANKS, samples_of
+from aorta.account.judge.stacks import sampled_ms
 from aorta.account.load.measures import memory_limit_bytes
 from aorta.account.load.rank.kernels import NAME_COUNT, NAME_TIME, TIME
 from aorta.account.metrics import of_operation, operations
@@ -50,8 +50,6 @@ LEAST = 0.05
 """Of a step."""
 FLOPS_PER_BYTE = 8.0
 """Of a CPU's core: what it multiplies while a byte passes through its memory."""
-FEWEST = 3
-"""Samples that tell how long a function takes."""
 SPARE = 0.5
 """Of the device's memory, that must be free for activations to be kept."""
 
@@ -147,10 +145,9 @@ def _counted(judged: Run, account: Account, work: WorkOfStep) -> Iterator[CauseF
         )
     if work.unchanged or work.unchanged_bytes:
         lost_ms = part_ms(work.unchanged, work.unchanged_bytes)
-        sampled_ms = (
-            0.0 if account.on_device or not work.unchanged_is_all else _sampled_ms(judged, work.unchanged_at)
-        )
-        lost_ms = lost_ms * (sampled_ms / max(float(lost_ms.mean()), 1e-9)) if sampled_ms else lost_ms
+        at = work.unchanged_at if work.unchanged_is_all and not account.on_device else None
+        seen_ms = 0.0 if at is None else sampled_ms(judged, at.file, at.function)
+        lost_ms = lost_ms * (seen_ms / max(float(lost_ms.mean()), 1e-9)) if seen_ms else lost_ms
         yield finding("unchanged", "the same result computed in every step", work.unchanged_at, lost_ms)
     if work.rows_bytes:
         yield from _unread_rows(judged, account, work, part_ms(0.0, work.rows_bytes), optimizer)
@@ -179,22 +176,6 @@ def _unread_rows(
             "optimizer_ms": float((part * optimizer_ms).mean()),
         },
     )
-
-
-def _sampled_ms(judged: Run, at: StackFrame | None) -> float:
-    """Of a mean step, what the thread was seen in this function; 0 where too few samples tell."""
-    whole = judged.whole or judged
-    samples = [one for rank in judged.ranks[:MOST_RANKS] if (one := samples_of(whole, rank)) is not None]
-    found = [
-        [
-            stack.ms
-            for stack in one.chosen(one.is_judged & ~one.in_phase("backward"))
-            if at is not None
-            and any((frame.file, frame.function) == (at.file, at.function) for frame in stack.frames)
-        ]
-        for one in samples
-    ]
-    return float(np.mean([sum(one) for one in found])) if sum(map(len, found)) >= FEWEST else 0.0
 
 
 def _time_of_class(judged: Run, name: str) -> Floats:
