@@ -26,7 +26,7 @@ from typing import Any, NamedTuple, NoReturn
 
 import torch
 
-from aorta.device.event_clock import DeviceStream, Elapsed, EventClock
+from aorta.device.event_clock import DeviceStream, EventClock
 from aorta.device.kernel_records import KernelRecords, KernelRecordsUnavailable
 from aorta.device.marks import HostClock, MarkClock
 from aorta.errors import InstrumentError
@@ -182,10 +182,6 @@ class Backend:
     def new_event(self, timing: bool = False) -> Any:
         """An event with torch's methods record, query, wait, synchronize and elapsed_time."""
         return torch.Event(self.torch_type, enable_timing=timing)
-
-    def runtime_elapsed(self) -> Elapsed | None:
-        """The runtime's own function for the distance of two events, where it can be reached."""
-        return None
 
     def let_others_capture(self) -> None:
         """Let this thread ask about events while another captures a graph, whose capture that would end."""

@@ -18,7 +18,7 @@ import torch
 from torch.profiler import ProfilerActivity
 
 from aorta.device.backend import Backend, MemoryUse, QueueLimit
-from aorta.device.event_clock import DeviceStream, Elapsed, runtime_elapsed
+from aorta.device.event_clock import DeviceStream
 from aorta.device.kernel_records import KernelRecords, is_tool_named, mapped_files
 from aorta.errors import InstrumentError
 from aorta.records.schema import DeviceKind
@@ -183,9 +183,6 @@ class CudaBackend(Backend):
 
     def new_event(self, timing: bool = False) -> torch.cuda.Event:
         return torch.cuda.Event(enable_timing=timing)
-
-    def runtime_elapsed(self) -> Elapsed | None:
-        return runtime_elapsed()
 
     def let_others_capture(self) -> None:
         """Relax this thread's capture mode, where the runtime's function can be reached."""

@@ -9,6 +9,4 @@ The way of a step, in the order in which to read the files:
     record.py            the fields that records of all sources share
     told.py              what a line leaves out of its record
     left_out.py          lines of steps that the overhead leaves out
-
-    clocks.py            the device's clocks beside the host's
 """

@@ -23,7 +23,6 @@ from aorta.records.schema import (
     StartBy,
     StepRecord,
 )
-from aorta.steps.clocks import DeviceClock
 from aorta.steps.notes import CallId, CollectiveCall, Mark, RecordedStep, ResolverSettings
 from aorta.steps.record import (
     NO_DETAILS,
@@ -39,6 +38,9 @@ from aorta.timeline.collective import POINT_TO_POINT
 from aorta.timeline.intervals import EMPTY, Intervals, clip, intersect, length_ms, subtract, union
 from aorta.timeline.overlap import active_segments, overlap, stream_uses
 from aorta.timeline.types import Kind, Span, Timeline
+
+DRIFT_PPM = 10.0
+"""Assumed bound between a GPU's and the host's oscillator where nothing tighter is known."""
 
 STARVED_LAG_MS = 0.05
 """A mark that the device passes within this time of being queued found the queue empty."""
@@ -59,6 +61,34 @@ as many gather before it drops any."""
 
 _REMEMBERED_GROUPS = 1000
 """Process groups whose last call's end is kept."""
+
+
+class DeviceClock:
+    """Maps times of marks, in ms after the first mark, to the host's monotonic clock.
+
+    An event cannot pass before the host queued it: every mark bounds the offset from below. The
+    opening anchor (taken while the device was idle) bounds it from above too. The error is half
+    of that interval plus what the two clocks may have drifted apart since.
+    """
+
+    def __init__(self, lower_ns: int, upper_ns: int) -> None:
+        self._offset_ns = (lower_ns + upper_ns) / 2
+        self._half_width_ns = (upper_ns - lower_ns) / 2
+
+    def tighten(self, queued_ns: int, run_ms: float) -> None:
+        """Use a mark that passed at run_ms and was queued at queued_ns: it cannot have passed before."""
+        lower = queued_ns - run_ms * 1e6
+        if lower > self._offset_ns:
+            self._offset_ns = lower
+
+    def monotonic_ns(self, run_ms: float) -> float:
+        return self._offset_ns + run_ms * 1e6
+
+    def run_ms(self, monotonic_ns: int) -> float:
+        return (monotonic_ns - self._offset_ns) / 1e6
+
+    def error_us(self, run_ms: float) -> float:
+        return self._half_width_ns / 1e3 + run_ms * DRIFT_PPM / 1e3
 
 
 @dataclass

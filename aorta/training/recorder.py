@@ -11,12 +11,12 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-import torch
 from torch import Tensor
 
 from aorta.device.backend import accelerator
 from aorta.record.companions import Companion, Companions
 from aorta.record.recorder import Recorder
+from aorta.record.scalars import DeviceScalar, read_scalars, scalar
 from aorta.records.schema import StepRecord
 from aorta.steps.record import partial_record
 
@@ -103,27 +103,19 @@ LoopRecorder = Recorder | HostRecorder
 class _HostStep:
     def __init__(self, tokens: int | None, epoch: int, step: int, global_step: int) -> None:
         self._tokens, self._epoch, self._step, self._global_step = tokens, epoch, step, global_step
-        self._values: dict[str, Tensor | float | None] = {}
+        self._values: dict[str, float | DeviceScalar] = {}
         self._copied: Any = None
         self._start_unix_ns = time.time_ns()
         self._start_s = time.perf_counter()
         self._host_ms = 0.0
 
-    def log(
-        self,
-        *,
-        loss: Tensor | float | None = None,
-        lr: float | None = None,
-        grad_norm: Tensor | float | None = None,
-    ) -> None:
+    def log(self, **values: Tensor | float | None) -> None:
         """Tensors are copied asynchronously and read later."""
-        for name, value in (("loss", loss), ("lr", lr), ("grad_norm", grad_norm)):
-            if value is not None:
-                self._values[name] = _copy(value) if isinstance(value, Tensor) else value
+        self._values |= {name: scalar(value) for name, value in values.items() if value is not None}
 
     def finish(self) -> None:
         self._host_ms = (time.perf_counter() - self._start_s) * 1e3
-        if any(isinstance(value, Tensor) and value.is_pinned() for value in self._values.values()):
+        if any(isinstance(value, DeviceScalar) for value in self._values.values()):
             # Behind all copies of the step, on the stream that they are on.
             self._copied = accelerator().new_event()
             self._copied.record()
@@ -138,24 +130,10 @@ class _HostStep:
             self._global_step,
             epoch=self._epoch,
             step=self._step,
-            loss=self._value("loss"),
-            lr=self._value("lr"),
-            grad_norm=self._value("grad_norm"),
             tokens=self._tokens,
             source="host",
             start_unix_ns=self._start_unix_ns,
             host_ms=self._host_ms,
             not_measured={"overlap": _OFF, "step_ms": _OFF, "streams": _OFF, "collectives": _OFF},
+            **read_scalars(self._values),
         )
-
-    def _value(self, name: str) -> float | None:
-        value = self._values.get(name)
-        return None if value is None else float(value)
-
-
-def _copy(value: Tensor) -> Tensor:
-    """Copy of a value in host memory, without waiting: it is there when the step's event has passed."""
-    value = value.detach()
-    if not value.is_cuda:
-        return value.clone()
-    return torch.empty_like(value, device="cpu", pin_memory=True).copy_(value, non_blocking=True)
