@@ -5,7 +5,7 @@ whole, and what is not a number of a report is not decoded. Lines of any other b
 read_steps does, so that what is wrong with one is said in the same words.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,18 +16,8 @@ from numpy.typing import NDArray
 from aorta.records.columns import columns_of
 from aorta.records.lines import LineReader, are_possible, opened_lines, whole_lines_of
 from aorta.records.packed import unpack
-from aorta.records.schema import (
-    READABLE_VERSIONS,
-    DeviceRecord,
-    HostSpan,
-    HostUse,
-    KernelSums,
-    MemoryRecord,
-    OverlapRecord,
-    Packed,
-    Source,
-)
-from aorta.records.table import PARTS, LineTable, StepTable, scalar_fields
+from aorta.records.schema import READABLE_VERSIONS, CollectiveRecord, StepRecord
+from aorta.records.table import FIELDS, LISTS, LineTable, StepTable
 
 try:  # ten times as fast as zlib's
     from isal.isal_zlib import crc32
@@ -37,80 +27,52 @@ except ImportError:
 TAIL_BYTES = 20
 """Of ',"crc32":"89abcdef"}'."""
 NUMBER_KEY = b',"line":'
-OF_STATISTICS = (
-    "schema", "rank", "world_size", "run_id", "attempt", "rollbacks", "epoch", "step", "global_step",
-    "tokens", "source", "start_unix_ns", "clock_error_us", "step_ms", "between_steps_ms", "host_ms",
-    "num_collectives", "gap", "active_segments", "collectives", "exposed_run_lengths_ns", "host_spans",
-    "not_measured", "hidden_by_op", "exposed_by_op", "kernels.classes", "kernels.top",
-    *scalar_fields(OverlapRecord),
-    *(
-        f"{prefix}.{name}"
-        for prefix, struct in PARTS
-        if not prefix.startswith("streams.")
-        for name in scalar_fields(struct)
-    ),
-    "device.throttling",
-)  # fmt: skip
+NOT_READ = frozenset((
+    "loss", "lr", "grad_norm", "scalars", "streams", "modules", "instrument_ms", "is_recorded",
+    "calls_learned",
+))  # fmt: skip
+"""Fields of a StepRecord that no report reads."""
+OF_STATISTICS = tuple(name for name in (*FIELDS, *LISTS) if name.partition(".")[0] not in NOT_READ)
 """Columns that a report reads."""
 
 
-class CallNumbers(msgspec.Struct, gc=False):
-    """The fields of a CollectiveRecord that statistics use."""
-
-    op: str
-    stream: str
-    group: str
-    ranks: list[int]
-    bytes: int | None
-    dtype: str
-    seq: int
-    start_ms: float | None
-    end_ms: float | None
-    launch_ms: float | None = None
-
-
 class SegmentNumbers(msgspec.Struct, gc=False):
-    """The fields of a Segment that statistics use."""
+    """A Segment as statistics use it."""
 
     start_ms: float
     end_ms: float
     active_streams: tuple[str, ...]
 
 
-class StepNumbers(msgspec.Struct, kw_only=True, gc=False):
-    """The fields of a StepRecord that statistics use, with the number of its line."""
+def _fields_of(
+    struct: type[msgspec.Struct], names: Iterable[str], **kinds: Any
+) -> Iterator[tuple[str, Any, Any]]:
+    """Those fields of a struct, for another one. kinds: types in place of its own."""
+    for field in msgspec.structs.fields(struct):
+        if field.name in names:
+            default: dict[str, Any] = {"default": field.default, "default_factory": field.default_factory}
+            yield field.name, kinds.get(field.name, field.type), msgspec.field(**default)
 
-    schema: int
-    rank: int
-    world_size: int
-    epoch: int
-    step: int
-    global_step: int
-    tokens: int | None = None
-    source: Source
-    start_unix_ns: int
-    clock_error_us: float | None
-    step_ms: float | None
-    between_steps_ms: float | None
-    host_ms: float | None
-    overlap: OverlapRecord
-    active_segments: list[SegmentNumbers] | None = None
-    collectives: list[CallNumbers] | None = None
-    num_collectives: int
-    exposed_run_lengths_ns: list[int] | None = None
-    kernels: KernelSums | None = None
-    memory: MemoryRecord | None = None
-    device: DeviceRecord | None = None
-    host_spans: list[HostSpan] | None = None
-    packed: Packed | None = None
-    host_use: HostUse | None = None
-    run_id: str | None = None
-    attempt: int = 0
-    rollbacks: int = 0
-    gap: str | None = None
-    not_measured: msgspec.Raw = msgspec.Raw(b"{}")
-    """As text: line after line has the same."""
-    line: int
+
+CallNumbers = msgspec.defstruct(
+    "CallNumbers", _fields_of(CollectiveRecord, LISTS["collectives"]), kw_only=True, gc=False
+)
+StepNumbers = msgspec.defstruct(
+    "StepNumbers",
+    [
+        *_fields_of(
+            StepRecord,
+            {*StepRecord.__struct_fields__} - NOT_READ - {"not_measured"},
+            active_segments=list[SegmentNumbers] | None,
+            collectives=list[CallNumbers] | None,  # type: ignore[valid-type]
+        ),
+        ("not_measured", msgspec.Raw, msgspec.Raw(b"{}")),  # line after line has the same text
+        ("line", int),
+    ],
+    kw_only=True,
+    gc=False,
+)
+"""The fields of a StepRecord that a report reads, with the number of its line."""
 
 
 def read_blocks(
@@ -121,7 +83,7 @@ def read_blocks(
     whole: all columns instead of those that a report reads.
     """
     reader = LineReader(path, notes, left_out)
-    decoder = msgspec.json.Decoder(StepNumbers)
+    decoder: msgspec.json.Decoder[Any] = msgspec.json.Decoder(StepNumbers)
     with opened_lines(path) as file:
         columns = columns_of(path, None if whole else OF_STATISTICS)
         if columns is not None:
@@ -141,9 +103,7 @@ def read_blocks(
     reader.close()
 
 
-def _plain_block(
-    data: bytes, reader: LineReader, decoder: msgspec.json.Decoder[StepNumbers]
-) -> LineTable | None:
+def _plain_block(data: bytes, reader: LineReader, decoder: msgspec.json.Decoder[Any]) -> LineTable | None:
     """None where a line is not as a recorder writes it, or is not the one that comes next."""
     letters = np.frombuffer(data, dtype=np.uint8)
     ends = np.flatnonzero(letters == ord("\n"))
