@@ -9,14 +9,14 @@ them from a file.
 import types
 import typing
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cache
-from itertools import chain
-from operator import attrgetter
+from itertools import chain, compress
 from typing import Any, Literal, NamedTuple
 
 import msgspec
 import numpy as np
+from msgspec.structs import astuple
 from numpy.typing import NDArray
 
 from aorta.records.schema import (
@@ -72,6 +72,8 @@ LISTS: dict[ListName, dict[str, type]] = {
 active_streams: JSON."""
 
 
+LONG: tuple[ListName, ...] = ("collectives", "active_segments", "host_spans")
+"""Lists that are most of a line."""
 LARGEST = 2**62
 """Above every integer of a column: times in ns, sizes in bytes, counts."""
 
@@ -424,12 +426,32 @@ class LineTable(StepTable):
 
     def __init__(self, records: Sequence[Any]) -> None:
         super().__init__(len(records))
-        self.records = records
-        self._parts: dict[str, Sequence[Any]] = {}
-        self._rows: dict[str, dict[str, Sequence[Any]]] = {}
+        self._rows: dict[str, dict[str, Sequence[Any]]] = {"": _fields_of(records)}
+        """Fields of the lines, their overlap and their parts, each as a value per line."""
+
+    @classmethod
+    def of_pieces(cls, pieces: Iterable[Sequence[Any]]) -> "LineTable":
+        """Of lines that come piece by piece, each small enough for a core's own cache: the lists that are
+        most of a line become columns while they are there, which takes half of the time."""
+        tables, lists = [], []
+        for piece in pieces:
+            tables.append(table := cls(piece))
+            lists.append([table.items(name) for name in LONG])
+            for name in LONG:
+                del table._rows[""][name]
+        whole = cls([])
+        whole._num_rows = sum(map(len, tables))
+        fields = tables[0]._rows[""]
+        whole._rows[""] = {name: [*chain(*(table._rows[""][name] for table in tables))] for name in fields}
+        whole._lists = {name: _joined(parts) for name, *parts in zip(LONG, *lists, strict=True)}
+        return whole
 
     def chosen(self, rows: Flags) -> "LineTable":
-        return LineTable([record for record, is_chosen in zip(self.records, rows, strict=True) if is_chosen])
+        table = LineTable([])
+        table._num_rows = int(rows.sum())
+        table._rows[""] = {name: [*compress(values, rows)] for name, values in self._rows[""].items()}
+        table._lists = {name: _chosen(items, rows) for name, items in self._lists.items()}
+        return table
 
     def values(self, name: str) -> Sequence[Any]:
         """A field of every line, its overlap or a part, as decoded; None where a line lacks the part."""
@@ -438,23 +460,11 @@ class LineTable(StepTable):
             head, field = "overlap", name
         fields = self._rows.get(head)
         if fields is None:
-            fields = self._rows[head] = _fields_of(self.part(head), _NEEDED if head == "" else None)
-        values = fields.get(field)
-        if values is None and not head and hasattr(self.records[0], field):  # that few ask for
-            values = fields[field] = [getattr(record, field) for record in self.records]
-        return values if values is not None else (None,) * len(self.records)
-
-    def part(self, name: str) -> Sequence[Any]:
-        """A part of every line, None where it has none; the lines themselves where it has no name."""
-        if name == "":
-            return self.records
-        if name not in self._parts:
-            head, _, stream = name.partition(".")
-            if stream:
-                self._parts[name] = [of_line.get(stream) for of_line in self.values(head)]
-            else:
-                self._parts[name] = self.values(head)
-        return self._parts[name]
+            part, _, stream = head.partition(".")
+            parts = self.values(part)
+            fields = _fields_of([of_line.get(stream) for of_line in parts] if stream else parts)
+            self._rows[head] = fields
+        return fields.get(field, (None,) * len(self))
 
     def _column(self, name: str) -> Column | None:
         values = self.values(name)
@@ -486,48 +496,40 @@ class LineTable(StepTable):
             return Items(num, self._calls(list(chain.from_iterable(present)), num))
         if name == "active_segments":
             return Items(num, _segments(list(chain.from_iterable(present))))
-        rows = _FLATTEN.get(name, _keyed_rows)(present)
-        columns = zip(fields.items(), zip(*rows, strict=True), strict=True)
+        columns = zip(fields.items(), _FLATTEN.get(name, _keyed)(present), strict=True)
         return Items(num, {field: _item_column(values, kind) for (field, kind), values in columns})
 
     def _calls(self, calls: Sequence[Any], num: Ints) -> dict[str, Any]:
         """The columns of collectives. ranks once for each group of an attempt and source, since of large
         groups they are most of a line."""
-        names = (
-            *("op", "stream", "group", "ranks", "bytes", "dtype", "seq"),
-            *("launch_ms", "start_ms", "end_ms"),
-        )
-        values = _fields_of(calls, names)
-        ranks = values.pop("ranks")
-        kinds = LISTS["collectives"]
-        columns = {name: _item_column(column, kinds[name]) for name, column in values.items()}
+        values = _fields_of(calls)
+        ranks = values["ranks"]
+        columns = {
+            name: _item_column(values[name], kind)
+            for name, kind in LISTS["collectives"].items()
+            if name not in ("ranks", "num_ranks")
+        }
         columns["num_ranks"] = np.fromiter(map(len, ranks), dtype=np.int64, count=len(ranks))
         row = np.repeat(np.arange(len(num)), np.maximum(num, 0))
         keys = [columns["group"].places, columns["num_ranks"], self.integers("attempt")[row]]
         keys.append(self.places("source").places[row])
-        _, firsts = np.unique(np.stack(keys), axis=1, return_index=True)
+        code = np.zeros(len(ranks), dtype=np.int64)
+        for key in keys:
+            code = code * (int(key.max()) + 2) + key
+        firsts = np.sort(np.unique(code, return_index=True)[1])
         places = np.full(len(ranks), -1, dtype=np.int32)
-        firsts.sort()
         places[firsts] = np.arange(len(firsts))
         columns["ranks"] = Texts(places, [_json(ranks[first]) for first in firsts.tolist()])
         return columns
 
 
-_NEEDED = (
-    "rank", "world_size", "run_id", "attempt", "rollbacks", "global_step", "tokens", "source",
-    "start_unix_ns", "clock_error_us", "step_ms", "between_steps_ms", "host_ms", "num_collectives", "gap",
-    "overlap", "active_segments", "collectives", "exposed_run_lengths_ns", "kernels", "memory", "device",
-    "host_spans", "host_use", "not_measured", "schema", "epoch", "step",
-)  # fmt: skip
-"""Fields of lines that are taken out at once, since most are asked for."""
-
-
-def _fields_of(parts: Sequence[Any], names: tuple[str, ...] | None = None) -> dict[str, Sequence[Any]]:
+def _fields_of(parts: Sequence[Any]) -> dict[str, Sequence[Any]]:
+    """Every field of structs of one type, by name; None of those that are None."""
     present = [part for part in parts if part is not None]
     if not present:
         return {}
-    names = names or type(present[0]).__struct_fields__
-    columns = dict(zip(names, zip(*map(attrgetter(*names), present), strict=True), strict=True))
+    names = type(present[0]).__struct_fields__
+    columns = dict(zip(names, zip(*map(astuple, present), strict=True), strict=True))
     if len(present) == len(parts):
         return dict(columns)
     return {name: list(_spread(parts, values)) for name, values in columns.items()}
@@ -538,16 +540,28 @@ def _spread(parts: Sequence[Any], values: Sequence[Any]) -> Iterator[Any]:
     return (None if part is None else next(left) for part in parts)
 
 
+class _Places(dict[Any, int]):
+    """Places of values in a table, in order of their first use; -1 of None."""
+
+    def __init__(self) -> None:
+        super().__init__({None: -1})
+
+    def __missing__(self, value: Any) -> int:
+        self[value] = place = len(self) - 1
+        return place
+
+    def of(self, values: Sequence[Any]) -> NDArray[np.int32]:
+        return np.fromiter(map(self.__getitem__, values), dtype=np.int32, count=len(values))
+
+    @property
+    def table(self) -> list[Any]:
+        return list(self)[1:]
+
+
 def texts_of(values: Sequence[str | None]) -> Texts:
     """Texts as places in a table, in order of their first use."""
-    table = [text for text in dict.fromkeys(values) if text is not None]
-    return Texts(_places(values, table), table)
-
-
-def _places(values: Sequence[Any], table: Sequence[Any]) -> NDArray[np.int32]:
-    """The place of each value in a table of different ones, -1 of None."""
-    place_of = {value: place for place, value in enumerate(table)} | {None: -1}
-    return np.fromiter(map(place_of.__getitem__, values), dtype=np.int32, count=len(values))
+    places = _Places()
+    return Texts(places.of(values), places.table)
 
 
 def _json_texts(values: Sequence[Any]) -> Texts:
@@ -575,6 +589,8 @@ def _empty(kind: type) -> Any:
 def _item_column(values: Sequence[Any], kind: type) -> Any:
     if kind is str:
         return texts_of(values)
+    if values[0] is None and values.count(None) == len(values):  # which a column of floats takes long for
+        return np.full(len(values), NULL if kind is int else np.nan)
     if kind is int:
         if None in values:
             values = [NULL if value is None else value for value in values]
@@ -584,32 +600,62 @@ def _item_column(values: Sequence[Any], kind: type) -> Any:
 
 def _segments(segments: Sequence[Any]) -> dict[str, Any]:
     """The columns of segments."""
-    values = _fields_of(segments, ("start_ms", "end_ms", "active_streams"))
-    active = list(map(tuple, values["active_streams"]))
-    sets = list(dict.fromkeys(active))
+    values = _fields_of(segments)
+    sets = _Places()
+    places = sets.of(list(map(tuple, values["active_streams"])))
     return {
         "start_ms": np.array(values["start_ms"], dtype=np.float64),
         "end_ms": np.array(values["end_ms"], dtype=np.float64),
-        "active_streams": Texts(_places(active, sets), [_json(names) for names in sets]),
+        "active_streams": Texts(places, [_json(names) for names in sets.table]),
     }
 
 
-def _span_rows(lists: Sequence[Sequence[HostSpan]]) -> Iterator[tuple[Any, ...]]:
-    return map(_SPAN, chain.from_iterable(lists))
+def _joined(pieces: Sequence[Items]) -> Items:
+    """The items of neighbouring pieces of lines."""
+    if len(pieces) == 1:
+        return pieces[0]
+    columns: dict[str, Any] = {}
+    for name in pieces[0].columns:
+        parts = [piece.columns[name] for piece in pieces]
+        if not isinstance(parts[0], Texts):
+            columns[name] = np.concatenate(parts)
+        elif all(part.table == parts[0].table for part in parts):
+            columns[name] = Texts(np.concatenate([part.places for part in parts]), parts[0].table)
+        else:
+            table = _Places()
+            places = [np.append(table.of(part.table), np.int32(-1))[part.places] for part in parts]
+            columns[name] = Texts(np.concatenate(places), table.table)
+    return Items(np.concatenate([piece.num for piece in pieces]), columns)
 
 
-_SPAN = attrgetter("kind", "start_ms", "end_ms", "bytes")
+def _chosen(items: Items, rows: Flags) -> Items:
+    """The items of some lines."""
+    chosen = rows[items.row]
+    return Items(
+        items.num[rows],
+        {
+            name: Texts(column.places[chosen], column.table) if isinstance(column, Texts) else column[chosen]
+            for name, column in items.columns.items()
+        },
+    )
 
 
-def _keyed_rows(lists: Sequence[Any]) -> Iterator[tuple[Any, ...]]:
-    return chain.from_iterable(of_line.items() for of_line in lists)
+def _spans(lists: Sequence[Sequence[HostSpan]]) -> list[Sequence[Any]]:
+    values = _fields_of([*chain.from_iterable(lists)])
+    return [values[field] for field in LISTS["host_spans"]]
 
 
-_FLATTEN: dict[str, Callable[[Sequence[Any]], Iterator[tuple[Any, ...]]]] = {
-    "exposed_run_lengths_ns": lambda lists: ((length,) for length in chain.from_iterable(lists)),
-    "host_spans": _span_rows,
-    "kernels.top": chain.from_iterable,
-    "kernels.classes": lambda lists: ((key, *pair) for of_line in lists for key, pair in of_line.items()),
+def _keyed(lists: Sequence[Any]) -> list[Sequence[Any]]:
+    return [[*chain.from_iterable(lists)], [*chain.from_iterable(map(dict.values, lists))]]
+
+
+_FLATTEN: dict[str, Callable[[Sequence[Any]], Iterable[Sequence[Any]]]] = {
+    "exposed_run_lengths_ns": lambda lists: [list(chain.from_iterable(lists))],
+    "host_spans": _spans,
+    "kernels.top": lambda lists: zip(*chain.from_iterable(lists), strict=True),
+    "kernels.classes": lambda lists: zip(
+        *((key, *pair) for of_line in lists for key, pair in of_line.items()), strict=True
+    ),
 }
 
 

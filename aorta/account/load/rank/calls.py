@@ -229,9 +229,10 @@ def _refuse(row: Ints, is_wrong: NDArray[np.bool_], describe: Callable[[int], st
 def _distinct(columns: Sequence[Ints]) -> tuple[list[tuple[int, ...]], Ints]:
     """The different rows of integer columns, as they come first, and the place of each row among them."""
     codes = np.zeros(len(columns[0]), dtype=np.int64)
-    for column in columns:
-        if (column == column[0]).all():
-            continue
+    varied = [column for column in columns if (column != column[0]).any()]
+    if not varied:
+        return [tuple(int(column[0]) for column in columns)], codes
+    for column in varied:
         _, code = np.unique(column, return_inverse=True)
         _, codes = np.unique(codes * (int(code.max()) + 1) + code, return_inverse=True)
     _, firsts, codes = np.unique(codes, return_index=True, return_inverse=True)

@@ -139,14 +139,14 @@ def _possible(path: Path, block: LineTable, left_out: list[str]) -> LineTable:
         check_block(path, block)
         return block
     except RecordError:
-        kept = []
-    for record in block.records:
+        is_kept = np.ones(len(block), dtype=bool)
+    for row, line in enumerate(np.eye(len(block), dtype=bool)):
         try:
-            check_block(path, LineTable([record]))
-            kept.append(record)
+            check_block(path, block.chosen(line))
         except RecordError as error:
+            is_kept[row] = False
             left_out.append(f"left out: {error}")
-    return LineTable(kept)
+    return block.chosen(is_kept)
 
 
 # -- the columns of one source ----------------------------------------------------------------------------
