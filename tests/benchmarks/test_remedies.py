@@ -27,6 +27,8 @@ WITHOUT_PROGRAM = {
     ("bubble", "more micro-batches"): "needs a pipeline of several stages",
     ("clock", "check cooling"): "a fault of a machine",
     ("compute", "find the module"): "needs GPUs: a CPU has no tensor cores",
+    ("compute", "model.to(memory_format"): "needs convolutions of cuDNN",
+    ("compute", "torch.set_float32_matmul_precision"): "changes what training computes",
     ("compute", "leave autocast on"): "needs GPUs: a CPU has no tensor cores",
     ("compute", "leave activation checkpointing off"): OF_NO_LINE,
     ("contention", ""): "needs GPUs whose kernels share multiprocessors with NCCL",

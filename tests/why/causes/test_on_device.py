@@ -15,7 +15,7 @@ from aorta.records.schema import UNLIKE, HostSpan, HostUse, KernelSums, WorkOfSt
 from aorta.records.stacks import StackFrame
 from aorta.why.causes.finding import CauseFinding
 from aorta.why.causes.losses import of_a_step
-from aorta.why.causes.losses.needless import needless_work
+from aorta.why.causes.losses.needless import _tf32_as_fast, needless_work
 from aorta.why.causes.rank import Worth, _once, causes_of, found_causes
 from aorta.why.causes.text import nothing_text
 from tests.records.run_folders import run_record
@@ -286,6 +286,23 @@ def test_products_in_fp32_are_a_loss_beside_others_in_a_lower_precision(other, l
     assert needless({"sm80_xmma_gemm_f32f32_f32f32_f32_nn": 8.0, other: 12.0}) == [
         ("fp32", ms) for ms in lost_ms
     ]
+
+
+@pytest.mark.parametrize(("allowed", "device", "found"), [
+    ("highest", "NVIDIA H100 80GB HBM3", True), ("high", "NVIDIA H100 80GB HBM3", False),
+    ("highest", "Invented GPU", False),
+])  # fmt: skip
+def test_products_that_are_all_in_fp32_are_a_loss_where_tf32_is_there(allowed, device, found):
+    """By the data sheet, 67 of 494.7 TFLOP/s."""
+    record = SimpleNamespace(
+        program={"modes": {"float32_matmul_precision": allowed}}, devices=[{"name": device}]
+    )
+    part = _tf32_as_fast(SimpleNamespace(record=record))
+    assert part == (pytest.approx(67 / 494.7, rel=0.02) if found else 0)
+
+
+def test_copies_that_cudnn_puts_around_convolutions():
+    assert needless({"nchwToNhwcKernel": 3.0, "nhwcToNchwKernel": 1.0}) == [("channels", 4.0)]
 
 
 def test_products_in_fp64_are_a_loss_beside_any_others():

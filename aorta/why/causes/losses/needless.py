@@ -18,6 +18,7 @@ from aorta.account.load.rank.kernels import NAME_COUNT, NAME_TIME, TIME
 from aorta.account.metrics import of_operation, operations
 from aorta.account.model import Run
 from aorta.account.rows import positive
+from aorta.hardware import hardware_name_of, load_hardware
 from aorta.records.schema import WorkOfStep
 from aorta.records.stacks import StackFrame
 from aorta.traces.classify import COMM_RULES, classifier, kernel_class
@@ -46,6 +47,8 @@ FP64_MORE = 0.5
 LAYOUT_COPY = re.compile(r"^elementwise_kernel(_manual_unroll)? \(direct_copy")
 """Copies between tensors of unlike strides, by their names for people: ATen has kernels of other names for
 those of like strides, which change the type."""
+CUDNN_COPY = re.compile(r"nchwToNhwc|nhwcToNchw", re.IGNORECASE)
+"""Kernels that cuDNN puts around a convolution for tensor cores, which want channels last."""
 LEAST = 0.05
 """Of a step."""
 FLOPS_PER_BYTE = 8.0
@@ -65,6 +68,10 @@ def _all_of_it(judged: Run, account: Account) -> Iterator[CauseFinding]:
     names = operations(judged.metrics, NAME_TIME) if account.on_device else []
     work = None if judged.record is None else judged.record.work
     yield from _wide_kernels(judged, names, work)
+    if of_cudnn := [name for name in names if CUDNN_COPY.search(name)]:
+        ms = _time_of(judged, of_cudnn)
+        facts = {"op": "channels", "what": "copies of cuDNN's between layouts", "layout_ms": float(ms.mean())}
+        yield CauseFinding("compute", ms, TAKES, facts=facts)
     if work is not None and work.copies:
         yield from _layout_copies(judged, [name for name in names if LAYOUT_COPY.search(name)], work)
     if work is not None and work.flops:
@@ -92,6 +99,10 @@ def _wide_kernels(judged: Run, names: list[str], work: WorkOfStep | None) -> Ite
     fp64, fp32 = ([name for name in all_ if of.search(name)] for all_, of in ((own, FP64), (products, FULL)))
     lower = [name for name in products if name not in fp32 and LOWER_PRECISION.search(name)]
     others = {"fp64": [name for name in own if name not in fp64], "fp32": lower}
+    if fp32 and not lower and (as_fast := _tf32_as_fast(judged)):
+        ms = _time_of(judged, fp32)
+        facts = {"op": "all_fp32", "what": "matrix products in fp32, all of them", "all_ms": float(ms.mean())}
+        yield CauseFinding("compute", (1 - as_fast) * ms, TAKES, facts=facts)
     for op, wide, less in (("fp64", fp64, FP64_MORE), ("fp32", fp32, 1 - AS_FAST)):
         if not wide or not others[op]:
             continue
@@ -107,6 +118,18 @@ def _wide_kernels(judged: Run, names: list[str], work: WorkOfStep | None) -> Ite
             "kernel": max(wide, key=lambda name: _time_of(judged, [name]).mean()).partition("_tilesize")[0],
         }
         yield CauseFinding("compute", less * ms, TAKES, facts=facts)
+
+
+def _tf32_as_fast(judged: Run) -> float:
+    """Part of the time that products in fp32 take as TF32, by the device's data sheet; 0 where the program
+    allows that, or the device has no such units."""
+    record = judged.record
+    modes = ((record.program if record is not None else None) or {}).get("modes") or {}
+    if record is None or modes.get("float32_matmul_precision") != "highest" or not record.devices:
+        return 0.0
+    name = hardware_name_of(str(record.devices[0].get("name")))
+    rates = {} if name is None else load_hardware(name).compute.peak_flops
+    return rates["fp32"] / rates["tf32"] if {"fp32", "tf32"} <= set(rates) else 0.0
 
 
 def _counted(judged: Run, account: Account, work: WorkOfStep) -> Iterator[CauseFinding]:

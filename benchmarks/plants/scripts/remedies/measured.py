@@ -6,6 +6,8 @@ import time
 import torch
 from torch import nn
 
+torch.set_float32_matmul_precision("high")
+
 
 def steps(num=60):
     """Numbers of steps; prints what one takes, without the first quarter."""
