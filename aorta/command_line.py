@@ -45,6 +45,17 @@ def rare(*names: str, section: str = "Rare", **attributes: Any) -> Callable[[Dec
     return click.option(*names, cls=RareOption, section=section, **attributes)
 
 
+def option_group(*options: Callable[[Any], Any]) -> Callable[[Decorated], Decorated]:
+    """A decorator that adds several options; the help lists them in the order given."""
+
+    def decorate(command: Decorated) -> Decorated:
+        for option in reversed(options):
+            command = option(command)
+        return command
+
+    return decorate
+
+
 class OneScreenCommand(click.Command):
     """A command whose `--help` fits a screen: options that are not daily are listed by `--help-all` alone."""
 

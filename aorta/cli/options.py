@@ -12,7 +12,7 @@ from typing import Any
 
 import click
 
-from aorta.command_line import Decorated, rare
+from aorta.command_line import Decorated, option_group, rare
 from aorta.errors import ReportError
 
 
@@ -79,17 +79,6 @@ def _parsed(parse: Callable[[str, str | None], Any]) -> Callable[[click.Context,
 
 
 # ---- options of all of them ----------------------------------------------------------------------
-
-
-def option_group(*options: Callable[[Any], Any]) -> Callable[[Decorated], Decorated]:
-    """A decorator that adds several options; the help lists them in the order given."""
-
-    def decorate(command: Decorated) -> Decorated:
-        for option in reversed(options):
-            command = option(command)
-        return command
-
-    return decorate
 
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of text.")

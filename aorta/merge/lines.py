@@ -42,13 +42,11 @@ class RankLines:
 
 
 class Match(msgspec.Struct, frozen=True, kw_only=True):
-    """One record and its kernel; times in ms on the Unix clock relative to the trace's origin."""
+    """One record and its kernel; times in ms since the trace's origin."""
 
     step: int
     place: int
     """Index of the call in the step's list of collectives."""
-    record_start_ms: float | None
-    record_end_ms: float | None
     kernel_start_ms: float
     kernel_end_ms: float
 
@@ -224,11 +222,11 @@ def match_kernels(records: Iterable[StepRecord], trace: RankTrace) -> Coverage:
         for place, call in enumerate(record.collectives or ()):
             inside = call.end_ms is None or first_ms < offset_ms + call.end_ms <= last_ms
             if inside and len(call.ranks) > 1 and call.stream != "host":
-                expected[_kernel_op(call.op)].append((record, place, call))
+                expected[_SAME_KERNEL.get(call.op, call.op)].append((record, place, call))
     kernels_by_op: dict[str, list[TraceCollective]] = defaultdict(list)
     for kernel in trace.collectives:
         if first_ms < kernel.end_ms <= last_ms:
-            kernels_by_op[_kernel_op(kernel.op)].append(kernel)
+            kernels_by_op[_SAME_KERNEL.get(kernel.op, kernel.op)].append(kernel)
 
     matched: list[Match] = []
     lone_records: list[str] = []
@@ -237,8 +235,13 @@ def match_kernels(records: Iterable[StepRecord], trace: RankTrace) -> Coverage:
         calls = sorted(expected[op], key=lambda row: _end_unix_ms(row[0], row[2]))
         kernels = sorted(kernels_by_op[op], key=lambda kernel: kernel.end_ms)
         matched += [
-            _match(record, place, call, kernel, trace)
-            for (record, place, call), kernel in zip(calls, kernels, strict=False)
+            Match(
+                step=record.global_step,
+                place=place,
+                kernel_start_ms=kernel.start_ms,
+                kernel_end_ms=kernel.end_ms,
+            )
+            for (record, place, _), kernel in zip(calls, kernels, strict=False)
         ]
         lone_records += [
             f"step {record.global_step}: {call.op} #{call.seq} of group {call.group}, {call.bytes} bytes"
@@ -253,24 +256,6 @@ def match_kernels(records: Iterable[StepRecord], trace: RankTrace) -> Coverage:
 
 def _end_unix_ms(record: StepRecord, call: CollectiveRecord) -> float:
     return record.start_unix_ns / 1e6 + (call.end_ms or 0.0)
-
-
-def _kernel_op(op: str) -> str:
-    return _SAME_KERNEL.get(op, op)
-
-
-def _match(
-    record: StepRecord, place: int, call: CollectiveRecord, kernel: TraceCollective, trace: RankTrace
-) -> Match:
-    offset_ms = (record.start_unix_ns - trace.timeline.origin_unix_ns) / 1e6
-    return Match(
-        step=record.global_step,
-        place=place,
-        record_start_ms=None if call.start_ms is None else offset_ms + call.start_ms,
-        record_end_ms=None if call.end_ms is None else offset_ms + call.end_ms,
-        kernel_start_ms=kernel.start_ms,
-        kernel_end_ms=kernel.end_ms,
-    )
 
 
 def _named_by_records(trace: RankTrace, rows: Sequence[StepRecord]) -> RankTrace:

@@ -2,17 +2,17 @@
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, TypeVar, get_args
+from typing import Any, get_args
 
 import click
 
+from aorta.command_line import Decorated, option_group
 from aorta.errors import ConfigError
 from aorta.hardware import Hardware, load_hardware
 from aorta.projection.model import Model, load_model
 from aorta.projection.plan import COUNTS, Plan, RecomputeModule, check_count
 from aorta.projection.software import load_stack, planned
 
-Command = TypeVar("Command", bound=Callable[..., Any])
 SHARDING_CHOICES = ("ddp", "zero1", "zero2", "zero3", "fsdp2", "fsdp", "hsdp")
 OVERRIDES = (
     "mtp",
@@ -181,15 +181,9 @@ SEARCHED: dict[str, Any] = {
 SEARCH_OPTIONS = tuple(option for option in PLAN_OPTIONS if _name(option) not in SEARCHED)
 
 
-def options(*groups: tuple[Callable[[Any], Any], ...]) -> Callable[[Command], Command]:
+def options(*groups: tuple[Callable[[Any], Any], ...]) -> Callable[[Decorated], Decorated]:
     """Groups of options on one command, in order."""
-
-    def add(command: Command) -> Command:
-        for option in reversed([option for group in groups for option in group]):
-            command = option(command)
-        return command
-
-    return add
+    return option_group(*(option for group in groups for option in group))
 
 
 def read(option_values: Mapping[str, Any]) -> tuple[Model, Plan, Hardware]:

@@ -1,17 +1,20 @@
-"""Reads the XPlane format of jax.profiler.trace (<host>.xplane.pb)."""
+"""Reads the XPlane format of jax.profiler.trace (<host>.xplane.pb).
+
+Fields by their numbers in xplane.proto of TensorFlow: XSpace 1 planes; XPlane 2 name, 3 lines,
+4 event_metadata, 5 stat_metadata; XLine 2 name, 3 timestamp_ns, 4 events, 11 display_name; XEvent
+1 metadata_id, 2 offset_ps, 3 duration_ps, 4 stats; XStat 1 metadata_id, 3 uint64_value, 4 int64_value.
+"""
 
 import re
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
-import msgspec
 import numpy as np
 
 from aorta.errors import TraceError
-from aorta.traces.assemble import UNLINKED, Activities, Category, StepMark, assemble, indexed
+from aorta.traces.assemble import UNLINKED, Activities, Category, StepMark, assemble, indexed, nanoseconds
 from aorta.traces.classify import COMM_RULES, CommRule, classifier
 from aorta.traces.host_calls import KERNEL_LAUNCH
-from aorta.traces.kineto_file import nanoseconds
 from aorta.traces.model import RankTrace, known_rank, listed_names, rank_in_name
 
 XPLANE_SUFFIX = ".xplane.pb"
@@ -24,99 +27,106 @@ CORRELATION, STEP = "correlation_id", "step_num"
 """Names of the stats that are used."""
 LARGEST_VARINT = 10
 """Bytes of the longest varint."""
+LARGEST_STEP = 10**18
 _Fields = Iterator[tuple[int, Any]]
 
 
-class _Args(msgspec.Struct, gc=False):
-    name: str | None = None
-    correlation_id: int | str | None = None
-    step_num: int | str | None = None
+class _Event(NamedTuple):
+    name: str
+    start_ns: int
+    """Behind the earliest line of all planes."""
+    length_ns: int | None
+    stats: Mapping[str, int]
 
 
-class _Event(msgspec.Struct, gc=False):
-    ph: str = ""
-    pid: int | str | None = None
-    tid: int | str | None = None
-    name: str = ""
-    ts: int | float = 0
-    dur: int | float | None = None
-    args: _Args | None = None
+class _Line(NamedTuple):
+    name: str
+    events: list[_Event]
+
+
+class _Plane(NamedTuple):
+    """A device, or the host."""
+
+    name: str
+    lines: list[_Line]
 
 
 def parse_xplane(
-    data: bytes, location: str, *, rules: Sequence[CommRule] = COMM_RULES, **options: Any
-) -> RankTrace:
-    """Trace of one host in XPlane; options as in parse_kineto.
-
-    Raises TraceError where the bytes are no XSpace, or hold no work of a GPU.
-    """
-    try:
-        planes = [
-            list(_fields(memoryview(plane))) for field, plane in _fields(memoryview(data)) if field == 1
-        ]
-        base_ns = min(_starts_ns(planes), default=0)
-        events = [event for i, plane in enumerate(planes) for event in _events(plane, i, base_ns)]
-        names = [_text(value) for plane in planes for field, value in plane if field == 2]
-    except (IndexError, ValueError, TypeError, OverflowError) as error:
-        raise TraceError(f"{location} is a damaged XPlane trace, or none: {error}") from error
-    trace = _trace_of_events(events, location, rules=rules, base_ns=base_ns, **options)
-    if trace is None:
-        has = f"its planes are {listed_names(names)}" if names else "it has no planes"
-        devices = " without streams" if any(DEVICE.search(name) for name in names) else ""
-        raise TraceError(f"{location} holds no GPU activity{devices}: {has}; TPUs and CPUs are not read")
-    return trace
-
-
-def _trace_of_events(
-    events: Sequence[_Event],
+    data: bytes,
     location: str,
     *,
     rules: Sequence[CommRule] = COMM_RULES,
     device_index: str | None = None,
-    base_ns: int = 0,
-) -> RankTrace | None:
-    """Trace of these events, whose times count from base_ns; None where none is work of a GPU."""
-    named = {
-        (kind, e.pid, e.tid if kind == "thread_name" else None): e.args.name
-        for e in events
-        if e.ph == "M" and e.args is not None and e.args.name is not None
-        for kind in (e.name,)
-    }
-    device_of = {
-        pid: match[1] for (kind, pid, _), name in named.items()
-        if kind == "process_name" and (match := DEVICE.search(name))
-    }  # fmt: skip
-    stream_of = {
-        (pid, tid): match[1] for (kind, pid, tid), name in named.items()
-        if kind == "thread_name" and pid in device_of and (match := STREAM.search(name))
-    }  # fmt: skip
-    work = [e for e in events if e.ph == "X" and (e.pid, e.tid) in stream_of]
-    if not work:
-        return None
-    host = [e for e in events if e.ph == "X" and e.pid not in device_of and e.args is not None]
-    launches: dict[int | str | None, _Event] = {
-        e.args.correlation_id: e for e in host if e.args is not None and e.args.correlation_id is not None
-    }
-    correlation = [e.args.correlation_id if e.args is not None else None for e in work]
-    launch_ns = np.full(len(work), UNLINKED)
-    linked = [i for i, key in enumerate(correlation) if key in launches]
-    launch_ns[linked] = nanoseconds([launches[correlation[i]].ts for i in linked], location)
-    has_several_devices = len({device_of[e.pid] for e in work}) > 1
-    labels = [
-        f"{device_of[e.pid]}:{stream_of[e.pid, e.tid]}" if has_several_devices else stream_of[e.pid, e.tid]
-        for e in work
+) -> RankTrace:
+    """Trace of one host. Raises TraceError where the bytes are no XSpace, or hold no work of a GPU."""
+    try:
+        messages = [
+            list(_fields(memoryview(plane))) for field, plane in _fields(memoryview(data)) if field == 1
+        ]
+        base_ns = min(_starts_ns(messages), default=0)
+        planes = [_plane(message, base_ns) for message in messages]
+    except (IndexError, ValueError, TypeError, OverflowError) as error:
+        raise TraceError(f"{location} is a damaged XPlane trace, or none: {error}") from error
+    device_of = {i: match[1] for i, plane in enumerate(planes) if (match := DEVICE.search(plane.name))}
+    work = [
+        (device, match[1], event)
+        for i, device in device_of.items()
+        for line in planes[i].lines
+        if (match := STREAM.search(line.name))
+        for event in line.events
     ]
-    streams, stream = indexed(labels)
-    names, name = indexed([e.name for e in work])
-    start_ns = nanoseconds([e.ts for e in work], location)
+    if not work:
+        has = f"its planes are {listed_names([p.name for p in planes])}" if planes else "it has no planes"
+        devices = " without streams" if device_of else ""
+        raise TraceError(f"{location} holds no GPU activity{devices}: {has}; TPUs and CPUs are not read")
+    host = [
+        event
+        for i, plane in enumerate(planes)
+        if i not in device_of
+        for line in plane.lines
+        for event in line.events
+    ]
     notes: list[str] = []
     rank = known_rank((rank_in_name(location),), notes)
+    return assemble(
+        _activities(work, host, base_ns, notes, location),
+        location,
+        classifier(tuple(rules)),
+        source="kineto",
+        rank=rank,
+        world_size=None,
+        device=None,
+        device_index=device_index,
+    )
+
+
+def _activities(
+    work: Sequence[tuple[str, str, _Event]],
+    host: Sequence[_Event],
+    base_ns: int,
+    notes: list[str],
+    location: str,
+) -> Activities:
+    """Columns of device, stream and event of the device's work."""
+    launches = {event.stats[CORRELATION]: event for event in host if CORRELATION in event.stats}
+    correlation = [event.stats.get(CORRELATION) for _, _, event in work]
+    launch_ns = np.full(len(work), UNLINKED)
+    linked = [i for i, key in enumerate(correlation) if key in launches]
+    launch_ns[linked] = nanoseconds(
+        [launches[key].start_ns for key in correlation if key is not None and key in launches], location
+    )
+    has_several_devices = len({device for device, _, _ in work}) > 1
+    streams, stream = indexed(
+        [f"{device}:{number}" if has_several_devices else number for device, number, _ in work]
+    )
+    names, name = indexed([event.name for _, _, event in work])
+    start_ns = nanoseconds([event.start_ns for _, _, event in work], location)
     linked_ids = set(correlation)
-    calls = [e for e in launches.values() if KERNEL_LAUNCH.match(e.name)]
-    activities = Activities(
+    calls = {key: event for key, event in launches.items() if KERNEL_LAUNCH.match(event.name)}
+    return Activities(
         start_ns=start_ns,
-        end_ns=start_ns + nanoseconds([e.dur or 0 for e in work], location),
-        category=np.array([_category(e.name) for e in work], dtype=np.int8),
+        end_ns=start_ns + nanoseconds([event.length_ns or 0 for _, _, event in work], location),
+        category=np.array([_category(event.name) for _, _, event in work], dtype=np.int8),
         name=name,
         names=names,
         stream=stream,
@@ -126,21 +136,11 @@ def _trace_of_events(
         marks=_marks(host, location),
         num_launches=len(calls) if calls else None,
         dropped_ns=nanoseconds(
-            [e.ts for e in calls if e.args is not None and e.args.correlation_id not in linked_ids], location
+            [event.start_ns for key, event in calls.items() if key not in linked_ids], location
         ),
-        is_timed=np.array([e.dur is not None for e in work]),
+        is_timed=np.array([event.length_ns is not None for _, _, event in work]),
         base_ns=base_ns,
         notes=notes,
-    )
-    return assemble(
-        activities,
-        location,
-        classifier(tuple(rules)),
-        source="kineto",
-        rank=rank,
-        world_size=None,
-        device=None,
-        device_index=device_index,
     )
 
 
@@ -152,20 +152,16 @@ def _category(name: str) -> int:
 
 
 def _marks(host: Sequence[_Event], location: str) -> list[StepMark]:
-    rows = [e for e in host if e.args is not None and str(e.args.step_num or "").isdecimal()]
-    rows += [e for e in host if e.args is not None and e.args.step_num == 0]  # which `or` takes for none
-    if any(len(str(e.args.step_num)) > 18 for e in rows if e.args is not None):
+    rows = [event for event in host if STEP in event.stats]
+    if any(event.stats[STEP] >= LARGEST_STEP for event in rows):
         raise TraceError(f"{location} has step numbers that no program counts to")
-    start_ns = nanoseconds([e.ts for e in rows], location).tolist()
-    length_ns = nanoseconds([e.dur or 0 for e in rows], location).tolist()
     return [
-        StepMark(int(e.args.step_num or 0), 0, start, start + length)
-        for e, start, length in zip(rows, start_ns, length_ns, strict=True)
-        if e.args is not None
+        StepMark(event.stats[STEP], 0, event.start_ns, event.start_ns + (event.length_ns or 0))
+        for event in rows
     ]
 
 
-# ---- XPlane: protocol buffers, read without their schema -----------------------------------------
+# ---- protocol buffers, read without their schema -------------------------------------------------
 
 
 def _starts_ns(planes: Sequence[Sequence[tuple[int, Any]]]) -> Iterator[int]:
@@ -176,36 +172,34 @@ def _starts_ns(planes: Sequence[Sequence[tuple[int, Any]]]) -> Iterator[int]:
             yield from starts[-1:]
 
 
-def _events(plane: Sequence[tuple[int, Any]], pid: int, base_ns: int) -> Iterator[_Event]:
-    """A plane (a device, or the host) as events of Chrome's form: names of its lines, then their events."""
-    name = "".join(_text(value) for field, value in plane if field == 2)
-    event_names = dict(_table(value) for field, value in plane if field == 4)
-    stat_names = dict(_table(value) for field, value in plane if field == 5)
+def _plane(message: Sequence[tuple[int, Any]], base_ns: int) -> _Plane:
+    event_names = dict(_table(value) for field, value in message if field == 4)
+    stat_names = dict(_table(value) for field, value in message if field == 5)
     used = {number: stat for number, stat in stat_names.items() if stat in (CORRELATION, STEP)}
-    yield _Event(ph="M", pid=pid, name="process_name", args=_Args(name=name))
-    for tid, line in enumerate(value for field, value in plane if field == 3):
-        line_name, shown, start_ns, rows = "", "", base_ns, []
-        for field, value in _fields(line):
-            if field == 2:
-                line_name = _text(value)
-            elif field == 11:
-                shown = _text(value)
-            elif field == 3:
-                start_ns = _signed(value)
-            elif field == 4:
-                rows.append(value)
-        args = _Args(name=line_name or shown)
-        yield _Event(ph="M", pid=pid, tid=tid, name="thread_name", args=args)
-        for row in rows:
-            yield _event(row, pid, tid, (start_ns - base_ns) / 1000, event_names, used)
+    return _Plane(
+        "".join(_text(value) for field, value in message if field == 2),
+        [_line(value, base_ns, event_names, used) for field, value in message if field == 3],
+    )
 
 
-def _event(
-    row: memoryview, pid: int, tid: int, start_us: float, names: dict[int, str], used: dict[int, str]
-) -> _Event:
-    """An XEvent of a line that starts at start_us; used: names of the stats that are read, by number."""
+def _line(data: memoryview, base_ns: int, event_names: dict[int, str], used: dict[int, str]) -> _Line:
+    name, shown, start_ns, rows = "", "", base_ns, []
+    for field, value in _fields(data):
+        if field == 2:
+            name = _text(value)
+        elif field == 11:
+            shown = _text(value)
+        elif field == 3:
+            start_ns = _signed(value)
+        elif field == 4:
+            rows.append(value)
+    return _Line(name or shown, [_event(row, start_ns - base_ns, event_names, used) for row in rows])
+
+
+def _event(row: memoryview, start_ns: int, names: dict[int, str], used: dict[int, str]) -> _Event:
+    """An event of a line that starts at start_ns; used: names of the stats that are read, by number."""
     kind, offset_ps, duration_ps = 0, 0, None
-    stats: dict[str, int | str] = {}
+    stats: dict[str, int] = {}
     for field, value in _fields(row):
         if field == 1:
             kind = value
@@ -218,15 +212,8 @@ def _event(
             number = next((stat[i] for i in (3, 4) if i in stat), None)
             if (name := used.get(stat.get(1, 0))) is not None and isinstance(number, int):
                 stats[name] = number
-    return _Event(
-        ph="X",
-        pid=pid,
-        tid=tid,
-        name=names.get(kind, ""),
-        ts=start_us + offset_ps / 1e6,
-        dur=None if duration_ps is None else duration_ps / 1e6,
-        args=_Args(correlation_id=stats.get(CORRELATION), step_num=stats.get(STEP)) if stats else None,
-    )
+    length_ns = None if duration_ps is None else round(duration_ps / 1000)
+    return _Event(names.get(kind, ""), start_ns + round(offset_ps / 1000), length_ns, stats)
 
 
 def _table(entry: memoryview) -> tuple[int, str]:

@@ -65,7 +65,7 @@ def read_nsys(
             source="nsys",
             rank=known_rank((name_rank, rank), work.notes),
             world_size=None,
-            device=_text_in(database, "TARGET_INFO_GPU", "name"),
+            device=_device(database),
             host=_host(database),
             device_index=device_index,
         )
@@ -229,10 +229,8 @@ def _base_ns(database: Database, notes: list[str]) -> int:
     return 0
 
 
-def _text_in(database: Database, table: str, column: str) -> str | None:
-    if column not in database.columns(table):
-        return None
-    rows = database.rows(f"SELECT {quoted(column)} FROM {quoted(table)} LIMIT 1")
+def _device(database: Database) -> str | None:
+    rows = _select(database, "TARGET_INFO_GPU", "name")
     return str(rows[0][0]) if rows and rows[0][0] is not None else None
 
 

@@ -5,11 +5,14 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
+import pytest
 import torch
 import torch.distributed as dist
 
 from aorta.device.streams import MAIN, ThreadStreams
-from aorta.programs.execute.executor import Execution, streams_needed
+from aorta.programs.execute import collectives
+from aorta.programs.execute.collectives import reduce_scatter
+from aorta.programs.execute.executor import Execution, lanes_of, streams_needed
 from aorta.programs.execute.problem import (
     Arena,
     Operands,
@@ -61,7 +64,7 @@ class Bench:
         self.products = {bias: reference(self.operands, group, bias) for bias in (False, True)}
 
     def execution(self, program: Program, **given: Any) -> Execution:
-        streams = ThreadStreams(streams_needed(program, threads=True))
+        streams = ThreadStreams(streams_needed(program) + len(lanes_of(program)))
         tensors = bind(program, self.operands, Arena(self.problem.dtype, CPU))
         used = {lane: group for lane, group in self.groups.items()}
         execution = Execution(program, tensors, streams, used, **given)
@@ -129,12 +132,19 @@ def planted_races() -> dict[str, bool]:
         program = emit(
             Shape(op="gemm_rs", num_ranks=bench.ranks, num_tiles=6, num_streams=3, num_staging=staging)
         )
-        execution = bench.execution(program, pause_s={"reduce_scatter": 0.03})
-        execution.run()
-        execution.streams.synchronize()
+        execution = bench.execution(program)
+        with pytest.MonkeyPatch.context() as patched:
+            patched.setattr(collectives, "reduce_scatter", _late_reduce_scatter)
+            execution.run()
+            execution.streams.synchronize()
         results[f"staging {staging}"] = bench.right(execution)
         execution.streams.close()
     return results
+
+
+def _late_reduce_scatter(*arguments: Any) -> Any:
+    time.sleep(0.03)
+    return reduce_scatter(*arguments)
 
 
 def refusals() -> dict[str, Any]:

@@ -3,18 +3,18 @@
 torch is imported when they run, so that --help does not wait for it.
 """
 
-from collections.abc import Callable
 from typing import Any
 
 import click
 
+from aorta.command_line import option_group
 from aorta.programs.cli import JSON, print_result
 from aorta.programs.language.emit import DTYPE_NAMES, OPS
 
 WRONG_EXIT = 1
 """Exit status of run where a result is wrong."""
 
-SIZES = (
+sizes = option_group(
     click.option("--m", type=int, required=True, help="Rows of the whole product."),
     click.option("--n", type=int, required=True, help="Columns of the product on one rank."),
     click.option("--k", type=int, required=True, help="Inner size; split over ranks by gemm_rs and gemm_ar."),
@@ -35,13 +35,6 @@ SIZES = (
     ),
 )
 """Options of both commands: shape and type of the problem, rounds."""
-
-
-def sizes(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Decorator that gives a command the options of SIZES."""
-    for option in reversed(SIZES):
-        command = option(command)
-    return command
 
 
 def numbers(context: click.Context, option: click.Parameter, text: str) -> tuple[int, ...]:

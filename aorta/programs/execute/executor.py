@@ -7,7 +7,6 @@ any order, and waiting for one would stop the host instead of a stream.
 """
 
 import math
-import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -48,11 +47,9 @@ class Execution:
         streams: Streams,
         groups: Mapping[str, dist.ProcessGroup],
         *,
-        pause_s: Mapping[str, float] | None = None,
         control: dist.ProcessGroup | None = None,
     ) -> None:
-        """groups: one per lane of the program, the same lanes in the same order on every rank. pause_s: on
-        threads only, a delay before each operation of a kind ("gemm", or a collective's name).
+        """groups: one per lane of the program, the same lanes in the same order on every rank.
 
         Collective: the ranks compare the communications that they are going to issue, over control (a gloo
         group, say) or else the first lane's group.
@@ -64,7 +61,6 @@ class Execution:
         self.tensors = tensors
         self.streams = streams
         self.groups = dict(groups)
-        self.pause_s = dict(pause_s or {})
         any_group = next(iter(groups.values()))
         self.rank = dist.get_rank(any_group)
         problem, steps = self._unrolled()
@@ -161,21 +157,9 @@ class Execution:
             case Communicate():
                 return self._communicate(op, stream)
             case Gemm():
-                multiply = self._paused("gemm", self._gemm(op))
+                multiply = self._gemm(op)
                 return lambda: self.streams.submit(stream, multiply)
         return None
-
-    def _paused(self, kind: str, work: Action) -> Action:
-        """The work, after the delay that pause_s asks for."""
-        pause = self.pause_s.get(kind, 0.0)
-        if not pause or self.streams.kind != "threads":
-            return work
-
-        def later() -> None:
-            time.sleep(pause)
-            work()
-
-        return later
 
     def _gemm(self, op: Gemm) -> Action:
         a, b, out = self.part(op.a), self.part(op.b), self.part(op.out)
@@ -207,10 +191,8 @@ class Execution:
         return lambda: self.streams.submit(stream, issue)
 
     def _on_lane_thread(self, op: Communicate, stream: int, launch: Callable[[bool], Any]) -> Action:
-        run = self._paused(op.op, lambda: wait_all(launch(False)))
-
         def issue() -> None:
-            finished = self._run_on_lane(op.lane, stream, run)
+            finished = self._run_on_lane(op.lane, stream, lambda: wait_all(launch(False)))
             if op.work is None:
                 self.streams.wait(stream, finished)
             else:
@@ -285,10 +267,9 @@ def lanes_of(program: Program, rank: int = 0) -> list[str]:
     return list(dict.fromkeys(lanes))
 
 
-def streams_needed(program: Program, threads: bool, rank: int = 0) -> int:
-    """Number of streams that a program needs beside the caller's; on threads the lanes count too."""
-    workers = len(stream_numbers(program, rank)) - 1
-    return workers + (len(lanes_of(program, rank)) if threads else 0)
+def streams_needed(program: Program) -> int:
+    """Number of streams that a program needs beside the caller's and those of its lanes."""
+    return len(stream_numbers(program)) - 1
 
 
 def _in_place(out: torch.Tensor, source: torch.Tensor) -> torch.Tensor:

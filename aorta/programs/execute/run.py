@@ -79,7 +79,7 @@ def run_program(
     if not lanes_of(program):
         raise HostProgramError(f"{path} has no communication: there is nothing to overlap")
     problem = problem_of(program.name, options)
-    session = StrategySession(problem, device, streams_needed(program, threads=False))
+    session = StrategySession(problem, device, streams_needed(program))
     execution = _execution(program, session)
     verdict = lint(program)
     refused = refusal(program, verdict)

@@ -206,7 +206,7 @@ class Chunked(Strategy):
             tensors = bind(self.program, bench.operands, bench.arena)
         except HostProgramError as error:
             raise StrategyUnavailable(str(error)) from None
-        if streams_needed(self.program, threads=False) > bench.num_workers:
+        if streams_needed(self.program) > bench.num_workers:
             raise StrategyUnavailable(f"{streams} streams: only {bench.num_workers} were made")
         lanes = {"comm": bench.group}
         self.execution = Execution(self.program, tensors, bench.streams, lanes, control=bench.control)

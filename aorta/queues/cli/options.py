@@ -2,11 +2,11 @@
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from aorta.command_line import SHOWS_ALL, OneScreenCommand
+from aorta.command_line import SHOWS_ALL, Decorated, OneScreenCommand, option_group
 from aorta.errors import ConfigError
 from aorta.queues import catalogue
 from aorta.queues.catalogue import MAX_STREAMS, SYNC_MODES, ListedOption, flag_of
@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from aorta.device.ranks import Ranks
     from aorta.queues.harness.iterate import PointPlan
     from aorta.queues.workload import Workload, WorkloadOptions
-
-F = TypeVar("F", bound=Callable[..., Any])
 
 _PREFIX = "workload_option_"
 _HERE = "aorta.queues.cli."
@@ -37,9 +35,9 @@ DAILY = {
 WORKLOAD_NOTE = "For the options of a workload name it before --help."
 
 
-def measuring_options(iterations: int) -> Callable[[F], F]:
+def measuring_options(iterations: int) -> Callable[[Decorated], Decorated]:
     """Options of the measurement and of its output."""
-    options = [
+    return option_group(
         click.option("--iterations", "-i", type=int, default=iterations, show_default=True),
         click.option("--warmup", "-w", type=int, default=10, show_default=True),
         click.option(
@@ -58,14 +56,7 @@ def measuring_options(iterations: int) -> Callable[[F], F]:
                      show_default=True),
         click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout, nothing else."),
         click.option("--overwrite", is_flag=True, help="Replace files that are there."),
-    ]  # fmt: skip
-
-    def decorate(function: F) -> F:
-        for option in reversed(options):
-            function = option(function)
-        return function
-
-    return decorate
+    )  # fmt: skip
 
 
 class DailyCommand(OneScreenCommand):
