@@ -22,7 +22,6 @@ def listed(kinds: Iterable[type[Workload]]) -> list[ListedWorkload]:
     return [
         ListedWorkload(
             name=kind.name,
-            category=kind.category,
             priority=kind.priority,
             unit=kind.unit,
             question=kind.question,

@@ -10,13 +10,11 @@ from typing import Literal, get_args
 
 import msgspec
 
-Category = Literal["latency_sensitive", "distributed", "inference", "pipeline"]
 Priority = Literal["P0", "P1", "P2", "P3"]
 Size = Literal["small", "full"]
 SyncMode = Literal["per_iteration", "end_only", "none"]
 
 CATALOGUE = Path(__file__).with_name("catalogue.json")
-CATEGORIES: tuple[Category, ...] = get_args(Category)
 PRIORITIES: tuple[Priority, ...] = get_args(Priority)
 SYNC_MODES: tuple[SyncMode, ...] = get_args(SyncMode)
 MAX_STREAMS = 64
@@ -46,7 +44,6 @@ class ListedWorkload(msgspec.Struct, frozen=True):
     """A workload as `list` and `--help` show it."""
 
     name: str
-    category: Category
     priority: Priority
     unit: str
     question: str

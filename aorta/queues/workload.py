@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 
 from aorta.device.streams import StreamEvent, Streams
-from aorta.queues.catalogue import Category, Priority, Size
+from aorta.queues.catalogue import Priority, Size
 
 Group = dist.ProcessGroup
 
@@ -131,7 +131,6 @@ class Workload(ABC):
     """One file per workload under workloads/, which finds every concrete subclass there."""
 
     name: ClassVar[str]
-    category: ClassVar[Category]
     priority: ClassVar[Priority]
     unit: ClassVar[str]
     """Name of Amount.units: "tokens", "GEMMs"."""

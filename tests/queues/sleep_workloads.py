@@ -27,7 +27,6 @@ class Sleeps(Workload):
     """The same pieces whatever the number of streams; `order` says what ran when."""
 
     name = "sleeps"
-    category = "latency_sensitive"
     priority = "P0"
     unit = "naps"
     question = "How long do naps take?"
@@ -85,7 +84,6 @@ class Overlap(Workload):
     """Compute on stream 0, communication on stream 1, each a sleep."""
 
     name = "overlap"
-    category = "distributed"
     priority = "P1"
     unit = "steps"
     question = "How much is hidden?"

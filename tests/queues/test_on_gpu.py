@@ -38,7 +38,6 @@ class Spins(Workload):
     """The same spins whatever the number of streams."""
 
     name = "spins"
-    category = "latency_sensitive"
     priority = "P0"
     unit = "spins"
     question = "Do spins of one compute unit run beside each other?"

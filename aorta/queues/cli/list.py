@@ -6,25 +6,21 @@ from collections.abc import Sequence
 import click
 
 from aorta.queues import catalogue
-from aorta.queues.catalogue import CATEGORIES, ListedWorkload
+from aorta.queues.catalogue import ListedWorkload
 
 
 @click.command("list")
-@click.option("--category", "-c", type=click.Choice(CATEGORIES))
 @click.option("--verbose", "-v", is_flag=True, help="What a stream count means, and the workload's options.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout, nothing else.")
-def list_command(category: str | None, verbose: bool, as_json: bool) -> None:
+def list_command(verbose: bool, as_json: bool) -> None:
     """The workloads: what each asks, and in which unit it answers."""
-    chosen = [
-        workload for workload in catalogue.catalogue().values() if category in (None, workload.category)
-    ]
+    chosen = list(catalogue.catalogue().values())
     if as_json:
         from aorta.account.results.schema import to_json
 
         rows = [
             {
                 "name": workload.name,
-                "category": workload.category,
                 "priority": workload.priority,
                 "unit": workload.unit,
                 "question": workload.question,
@@ -49,8 +45,7 @@ def show_list(chosen: Sequence[ListedWorkload], verbose: bool) -> None:
     for workload in chosen:
         span = f"{workload.min_streams}-{workload.max_streams} streams"
         console.print(
-            f"[bold]{workload.name:{width}}[/bold]  {workload.priority}  {span:13}"
-            f"  {workload.category}, {escape(workload.unit)}"
+            f"[bold]{workload.name:{width}}[/bold]  {workload.priority}  {span:13}  {escape(workload.unit)}"
         )
         lines = [workload.question]
         if verbose:

@@ -12,13 +12,12 @@ from collections.abc import Iterable, Mapping
 from types import ModuleType
 
 from aorta.errors import ConfigError, did_you_mean
-from aorta.queues.catalogue import CATEGORIES
 from aorta.queues.workload import Workload
 
 
 @functools.cache
 def workloads() -> Mapping[str, type[Workload]]:
-    """Workloads by name, sorted by priority, category and name. Raises if a module does not import."""
+    """Workloads by name, sorted by priority and name. Raises if a module does not import."""
     return collect(_modules(importlib.import_module("aorta.queues.workloads")))
 
 
@@ -39,10 +38,7 @@ def collect(modules: Iterable[ModuleType]) -> dict[str, type[Workload]]:
             previous = classes.get(value.name)
             assert previous is None, f"two workloads are named {value.name}: {previous} and {value}"
             classes[value.name] = value
-    order = sorted(
-        classes.values(),
-        key=lambda workload: (workload.priority, CATEGORIES.index(workload.category), workload.name),
-    )
+    order = sorted(classes.values(), key=lambda workload: (workload.priority, workload.name))
     return {workload.name: workload for workload in order}
 
 

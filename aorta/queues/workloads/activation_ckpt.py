@@ -38,7 +38,6 @@ class ActivationCkpt(CheckedWorkload):
     """outputs: y and dx [M, T, D]; of each block grad_up0, grad_down0, …, summed over slices and ranks."""
 
     name = "activation_ckpt"
-    category = "distributed"
     priority = "P2"
     unit = "samples"
     question = "Does recomputing the next segment hide beside the backward of this one?"

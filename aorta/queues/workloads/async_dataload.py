@@ -33,7 +33,6 @@ class AsyncDataload(CheckedWorkload):
     """outputs: prepared [batch, image, 3, pixels, pixels], logits [batch, image, class]."""
 
     name = "async_dataload"
-    category = "pipeline"
     priority = "P3"
     unit = "images"
     question = "Do transfers from pinned memory and the preparation of images hide under the network?"

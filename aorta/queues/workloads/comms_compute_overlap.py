@@ -54,7 +54,6 @@ class CommsComputeOverlap(CheckedWorkload):
     """outputs: gemm0 …, the products; coll0 …, what each collective left."""
 
     name = "comms_compute_overlap"
-    category = "distributed"
     priority = "P1"
     unit = "GEMMs and collectives"
     question = "How much of a collective hides under independent GEMMs, and what does each side pay for it?"

@@ -38,7 +38,6 @@ class ContinuousBatch(CheckedWorkload):
     that follow from them, and joined_logits [Q, V] after these."""
 
     name = "continuous_batch"
-    category = "inference"
     priority = "P1"
     unit = "tokens"
     question = "Does memory-bound decode run beside the prefill of new requests, at whose cost?"

@@ -49,7 +49,6 @@ class FsdpTp(CheckedWorkload):
     """outputs: y and dx [M, T, D], and grad0 …, this rank's shard of each layer's gradient."""
 
     name = "fsdp_tp"
-    category = "distributed"
     priority = "P1"
     unit = "samples"
     question = "Do gathers, reductions and tensor-parallel sums of a sharded step hide under its compute?"

@@ -42,7 +42,6 @@ class GradAccum(CheckedWorkload):
     """outputs: dx [M, T, D]; total0 …, each block's gradient (up, then down) over micro-batches and ranks."""
 
     name = "grad_accum"
-    category = "distributed"
     priority = "P2"
     unit = "samples"
     question = "Do early reductions of accumulated gradients hide under the micro-batches that follow?"

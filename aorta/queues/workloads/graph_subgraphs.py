@@ -35,7 +35,6 @@ class GraphSubgraphs(CheckedWorkload):
     """outputs: y [R, D], from all branches."""
 
     name = "graph_subgraphs"
-    category = "latency_sensitive"
     priority = "P2"
     unit = "subgraphs"
     question = "Do independent branches of a graph run side by side, and does capturing them change it?"

@@ -50,7 +50,6 @@ class HeteroKernels(CheckedWorkload):
     """outputs: large0 …, and tiny [kernel, row, column], the products."""
 
     name = "hetero_kernels"
-    category = "latency_sensitive"
     priority = "P0"
     unit = "kernels"
     question = "How much longer does a 10 µs kernel wait for its start beside 10 ms kernels than alone?"

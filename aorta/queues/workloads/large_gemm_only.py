@@ -22,7 +22,6 @@ class LargeGemmOnly(CheckedWorkload):
     """outputs: gemm0 … gemm15, the products."""
 
     name = "large_gemm_only"
-    category = "latency_sensitive"
     priority = "P0"
     unit = "TFLOP"
     question = "Does a second stream gain or cost anything where one GEMM already fills the device?"

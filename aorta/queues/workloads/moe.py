@@ -37,7 +37,6 @@ class Moe(CheckedWorkload):
     """outputs: y [C, T, D]; slots [C, T, K], the places that the router gave the tokens."""
 
     name = "moe"
-    category = "distributed"
     priority = "P1"
     unit = "tokens"
     question = "Do experts on streams of their own run side by side, and hide the all-to-all of other tokens?"

@@ -38,7 +38,6 @@ class RagPipeline(CheckedWorkload):
     candidates), tokens [G, Q, S], logits [G, Q, S, V]."""
 
     name = "rag_pipeline"
-    category = "inference"
     priority = "P2"
     unit = "queries"
     question = "Do the stages of different queries run beside each other?"

@@ -33,7 +33,6 @@ class SpeculativeDecode(CheckedWorkload):
     logits [G, B, 1 + K, V] of the verification, accepted [G, B]."""
 
     name = "speculative_decode"
-    category = "inference"
     priority = "P1"
     unit = "tokens"
     question = "Do drafts of some requests run beside the verification of others?"

@@ -29,7 +29,6 @@ class TinyKernelStress(CheckedWorkload):
     """outputs: chains [chain, element], each its input plus 1 for every kernel of the chain."""
 
     name = "tiny_kernel_stress"
-    category = "latency_sensitive"
     priority = "P0"
     unit = "kernels"
     question = "How many tiny kernels per second get through, and does another stream add any?"

@@ -34,7 +34,6 @@ class TorchCompile(CheckedWorkload):
     """outputs: regions [region, T, D], and total [T, D], their sum."""
 
     name = "torch_compile"
-    category = "pipeline"
     priority = "P3"
     unit = "regions"
     question = "Do compiled regions without dependencies run beside each other?"

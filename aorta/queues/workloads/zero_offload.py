@@ -35,7 +35,6 @@ class ZeroOffload(CheckedWorkload):
     """outputs: y and dx [M, T, D], and grad0 … of each block (up, then down) in host memory."""
 
     name = "zero_offload"
-    category = "pipeline"
     priority = "P3"
     unit = "samples"
     question = "Do transfers of weights and gradients in both directions hide under compute?"

@@ -57,7 +57,6 @@ def run(monkeypatch: pytest.MonkeyPatch) -> Iterator[Run]:
         ("sweep sleeps --streams 9,10", "no point of the sweep is possible"),
         ("run-priority P7", "'P7' is not one of"),
         ("run leep", "leep is not a workload, did you mean 'sleeps'?"),
-        ("list --category fast", "'fast' is not one of"),
         ("compare --baseline a.json --test b.json", "a.json: cannot be read: No such file or directory"),
         ("profile sleps", "sleps is not a workload"),
         ("fly", "fly is not a command; commands: list, run,"),
@@ -103,10 +102,9 @@ def test_list_is_a_list_of_objects(run: Run) -> None:
     rows = json.loads(run("list", "--json").stdout)
     assert [row["name"] for row in rows] == ["sleeps", "overlap"]
     assert rows[1] == {
-        "name": "overlap", "category": "distributed", "priority": "P1", "unit": "steps",
+        "name": "overlap", "priority": "P1", "unit": "steps",
         "question": "How much is hidden?", "min_streams": 2, "max_streams": 2,
     }  # fmt: skip
-    assert json.loads(run("list", "--json", "--category", "pipeline").stdout) == []
     assert "one for compute, one for communication" in " ".join(run("list", "--verbose").stdout.split())
 
 
