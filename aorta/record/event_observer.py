@@ -175,6 +175,7 @@ class EventObserver:
         except BaseException:
             self._journal.withdraw_call(call)
             raise
+        call.launched_ns = monotonic_ns()
         return work
 
     def _why_not(self, step: RecordedStep | None) -> str | None:
@@ -234,9 +235,7 @@ class EventObserver:
         caller = self._current_raw_stream(self._device_index)
         call.stream = "group" if call.is_async else "compute" if caller == step.compute_raw_stream else "side"
         call.issued_ns = monotonic_ns()
-        work = self._launch_untimed(call, launch)
-        call.launched_ns = monotonic_ns()
-        return work
+        return self._launch_untimed(call, launch)
 
     def _move_to(self, name: str, call: CollectiveCall, launch: Launch) -> None:
         """Run a synchronous call on the stream of its name, ordered as it would be on the caller's."""

@@ -6,8 +6,9 @@
     prepares    yielded
 
 The driver serves one client. torch.profiler takes the buffers when it prepares (in the warm-up of a schedule,
-before it is active), so our records are read and given up first, and the steps until it has stopped are timed
-by events.
+before it is active), so our records are read and given up first. The steps until it has stopped have their
+length and their calls: events around collectives would lengthen what the profiler traces. They serve where it
+has the records from the first step on.
 """
 
 import gc
@@ -144,6 +145,11 @@ class KernelSource:
     def is_ready(self) -> bool:
         """True where a step that begins now would be timed by the records, as far as is known."""
         return self.records is not None and not (self._yielded and self._profiler.is_busy)
+
+    @property
+    def is_lent(self) -> bool:
+        """True while a profiler has the records that other steps are timed by."""
+        return self._yielded and self.records is not None
 
     @property
     def is_on(self) -> bool:

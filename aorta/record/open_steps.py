@@ -22,6 +22,7 @@ from aorta.steps.notes import LEFT_OUT, LeftOutStep, Mark, RecordedStep
 
 logger = logging.getLogger(__name__)
 
+_TRACED = "torch.profiler had the driver's kernel records, and its trace has this step"
 _NO_MARK = "no mark could be put on the step's stream"
 RARE = ("checkpoint", "pause")
 """Notes of the host in a step whose length says nothing about the others."""
@@ -274,7 +275,9 @@ class OpenSteps:
             step.is_unseen = False
         if recorded and not step.by_kernels:
             step.is_detailed = True
-        sources.watch_streams(recorded and not step.by_kernels)
+            if sources.kernels.is_lent:  # marks at every collective would change what the profiler sees
+                step.untimed = step.untimed or _TRACED
+        sources.watch_streams(recorded and not step.by_kernels and step.untimed is None)
 
     def _note_order(self, step: RecordedStep) -> None:
         """Note in the step whether it follows the one before, and how often the run was rolled back."""

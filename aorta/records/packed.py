@@ -67,7 +67,8 @@ def _units(ms: float) -> int:
 
 def _run(spans: list[HostSpan]) -> list[int]:
     """Of each span its distance from the end of the one before, and its length."""
-    numbers, last = [], 0
+    numbers: list[int] = []
+    last = 0
     for span in spans:
         start, end = _units(span.start_ms), _units(span.end_ms)
         numbers += (start - last, end - start)

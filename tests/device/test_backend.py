@@ -16,6 +16,7 @@ from aorta.device.backend import CPU, accelerator, backend_of
 from aorta.device.cuda import CudaBackend
 from aorta.record.sources import Sources, _trains_on_cpu
 from tests.device.fake_device import FakeBackend, FakeEvent
+from tests.device.fake_records import RecordingBackend
 
 
 @pytest.fixture
@@ -80,6 +81,10 @@ def recorded(device: FakeBackend, folder: Path, step: Any, **options: Any) -> li
             with recorder.step():
                 step()
         device.synchronize()
+    return lines_of(folder)
+
+
+def lines_of(folder: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (folder / "rank_0_metrics.jsonl").read_text().splitlines()]
 
 
@@ -210,3 +215,31 @@ def test_a_gpu_whose_memory_another_allocator_holds_is_in_use(monkeypatch: pytes
 
     monkeypatch.setattr(torch.cuda, "memory_reserved", memory_reserved)
     assert CudaBackend().reserved_bytes(0) > 0
+
+
+def test_a_step_that_a_profiler_traces_has_its_calls_and_no_mark_at_a_collective(
+    device: FakeBackend, tmp_path: Path
+) -> None:
+    """Events around collectives would lengthen what the profiler sees; its trace has the kernels."""
+    recording, marks = RecordingBackend(), []
+    seam.use(recording)
+    record = recording.record
+    recording.record = lambda *event: marks.append(event) or record(*event)
+    with aorta.instrument(tmp_path, overhead="off") as recorder:
+        kernels = recorder._sources.kernels
+        for number in range(6):
+            if number == 3:
+                kernels._profiler.is_busy = True
+                kernels._yield_to_profiler()
+            with recorder.step():
+                num_marks = len(marks)
+                dist.all_reduce(torch.ones(4))
+                recording.records.kernel("ncclDevKernel_AllReduce_Sum_f32_RING_LL")
+                assert len(marks) == num_marks
+    assert marks  # of the steps themselves
+    lines = lines_of(tmp_path)
+    assert [line["source"] for line in lines] == ["kernels"] * 3 + ["events"] * 3
+    for line in lines[3:]:
+        assert line["step_ms"] is not None
+        assert [call["op"] for call in line["collectives"]] == ["all_reduce"]
+        assert line["not_measured"]["overlap"].startswith("torch.profiler")
