@@ -112,6 +112,10 @@ def test_what_is_packed_is_read_as_it_was(tmp_path):
     (whole,) = read_steps(folder.steps.path)
     (block,) = read_blocks(folder.steps.path, [])
     expected = msgspec.structs.replace(short, streams={})
-    for found in (whole, *block.records):
-        for part in ("host_spans", "kernels", "overlap"):
-            assert getattr(found, part) == getattr(expected, part)
+    for part in ("host_spans", "kernels", "overlap"):
+        assert getattr(whole, part) == getattr(expected, part)
+    assert block.values("kernels") == [kernels]
+    assert block.values("overlap") == [overlap]
+    found = block.items("host_spans").columns
+    assert found["start_ms"].tolist() == [span.start_ms for span in spans]
+    assert found["end_ms"].tolist() == [span.end_ms for span in spans]
