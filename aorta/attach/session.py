@@ -21,9 +21,10 @@ from aorta.attach.position import Loaded, mark_of_file, mark_of_weights, positio
 from aorta.attach.settings import say
 from aorta.attach.step_detection import MAX_CALLS, MAX_PASSES, BackwardCycle, Ends, LoaderSign, OptimizerCycle
 from aorta.errors import AortaError
-from aorta.record.handles import Cut, StepHandle
+from aorta.record.handles import StepHandle
 from aorta.record.host import EVALUATION
 from aorta.record.interception.switch import Interception
+from aorta.record.open_steps import Cut
 from aorta.record.profiler import RequestedCapture
 from aorta.record.recorder import Recorder
 from aorta.records.files import steps_name

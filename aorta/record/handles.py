@@ -1,18 +1,12 @@
-"""Handles that a training script holds: of a step and of a range.
+"""The handle of a step that a training script holds."""
 
-Also cuts: places in an open step at which `aorta run` may end it in retrospect.
-"""
-
-import time
-from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Self
 
 import torch
 
 from aorta.record.interception.replaced import uncompiled
-from aorta.record.journal import Journal
 from aorta.record.scalars import scalar
-from aorta.steps.notes import Mark, RecordedStep
+from aorta.steps.notes import RecordedStep
 from aorta.timeline.types import STEP_ANNOTATION
 
 if TYPE_CHECKING:
@@ -21,20 +15,6 @@ if TYPE_CHECKING:
 
 profiler_is_on = torch._C._autograd._profiler_enabled
 """True while a torch.profiler of the program or of ours runs; costs nothing to ask."""
-_LISTS = ("calls", "host_notes", "waits", "stalls", "final_waits", "lost_futures")
-"""Lists of a step that are divided where it is split."""
-
-_SHARED = (
-    "thread",
-    "compute_raw_stream",
-    "untimed",
-    "left_out",
-    "by_kernels",
-    "is_detailed",
-    "is_unseen",
-    "kernels_lost",
-)
-"""What both parts of a step that is split have in common."""
 
 
 class StepHandle:
@@ -93,47 +73,3 @@ class StepHandle:
             self._recorder.companions.step_ended(self._step.global_step)
         else:
             self._recorder.steps.drop(self._step)
-
-
-@dataclass(frozen=True)
-class Cut:
-    """A place in an open step, at which it may be split later."""
-
-    mark: Mark
-    host_ns: int
-    use: tuple[int, int, int | None]
-    """Use of the cores by the step's thread, as host.ThreadUse reads it."""
-    lengths: tuple[int, ...]
-    """Length of each of _LISTS there."""
-
-    def after(self, earlier: "Cut | None") -> "Cut":
-        """Return the same place, counted from the earlier one at which the step has been split since."""
-        if earlier is None:
-            return self
-        lengths = zip(self.lengths, earlier.lengths, strict=True)
-        return replace(self, lengths=tuple(length - gone for length, gone in lengths))
-
-
-def cut(step: RecordedStep, mark: Mark, use: tuple[int, int, int | None]) -> Cut:
-    """Return the place where the step stands now."""
-    return Cut(mark, time.monotonic_ns(), use, tuple(len(getattr(step, name)) for name in _LISTS))
-
-
-def split(journal: Journal, place: Cut, following: RecordedStep) -> None:
-    """End the open step at place; what came after it moves to `following`, which is the open step then."""
-    step = journal.current
-    assert step is not None
-    for name, length in zip(_LISTS, place.lengths, strict=True):
-        entries = getattr(step, name)
-        getattr(following, name).extend(entries[length:])
-        del entries[length:]
-    following.start = place.mark
-    following.host_start_ns = place.host_ns
-    following.use_at_start = step.use_at_end = place.use
-    for name in _SHARED:
-        setattr(following, name, getattr(step, name))
-    step.counts = step.learned = None  # those of both parts together: neither is known, nor learned from
-    step.body_end = step.window_end = place.mark
-    step.host_end_ns = place.host_ns
-    journal.current = following
-    journal.closed.append(step)

@@ -217,35 +217,6 @@ class Journal:
             except IndexError:  # another thread was faster
                 return
 
-    # -- the end of a step -----------------------------------------------------------------------
-
-    def finish_current(self) -> None:
-        """End the open window where its body ended. Does nothing without a step whose body has ended."""
-        step, self.current = self.current, None
-        if step is None:
-            return
-        if step.body_end is None:
-            self.current = step
-            return
-        if step.window_end is None:
-            self.end_at_body(step)
-        self.closed.append(step)
-
-    def end_at_body(self, step: RecordedStep) -> None:
-        """End the window with the body, since no step follows that would end it.
-
-        Calls that were issued after the body are then in no step: their kernels are not among those launched
-        between the step's marks.
-        """
-        body_end = step.window_end = step.body_end
-        assert body_end is not None
-        if not step.by_kernels:
-            return
-        late = [call for call in step.calls if call.issued_ns > body_end.host_ns]
-        if late:
-            step.calls = [call for call in step.calls if call.issued_ns <= body_end.host_ns]
-            self.num_outside.update(call.op for call in late)
-
     def close(self) -> None:
         """Stop listening to works that are still in flight; they only delegate from now on."""
         for work in list(TimedWork._alive):

@@ -7,11 +7,12 @@ from elsewhere; a step whose window has ended waits there for the sending thread
 import logging
 import time
 from collections.abc import Callable
+from dataclasses import dataclass, replace
 from threading import get_native_id
 
 from aorta.device.marks import HostClock, MarkClock
 from aorta.errors import InstrumentError
-from aorta.record.handles import Cut, cut, profiler_is_on, split
+from aorta.record.handles import profiler_is_on
 from aorta.record.host import next_node
 from aorta.record.journal import Journal
 from aorta.record.overhead import SLOW
@@ -32,6 +33,41 @@ MANY_WAITING = 512
 """Steps waiting for their records to be written from which on each new one wakes the sending thread."""
 MOST_WAITING = 1000
 """Limit of steps waiting for their records to be written; beyond it steps are left out."""
+
+
+_LISTS = ("calls", "host_notes", "waits", "stalls", "final_waits", "lost_futures")
+"""Lists of a step that are divided where it is split."""
+
+_SHARED = (
+    "thread",
+    "compute_raw_stream",
+    "untimed",
+    "left_out",
+    "by_kernels",
+    "is_detailed",
+    "is_unseen",
+    "kernels_lost",
+)
+"""What both parts of a step that is split have in common."""
+
+
+@dataclass(frozen=True)
+class Cut:
+    """A place in an open step, at which it may be split later."""
+
+    mark: Mark
+    host_ns: int
+    use: tuple[int, int, int | None]
+    """Use of the cores by the step's thread, as host.ThreadUse reads it."""
+    lengths: tuple[int, ...]
+    """Length of each of _LISTS there."""
+
+    def after(self, earlier: "Cut | None") -> "Cut":
+        """Return the same place, counted from the earlier one at which the step has been split since."""
+        if earlier is None:
+            return self
+        lengths = zip(self.lengths, earlier.lengths, strict=True)
+        return replace(self, lengths=tuple(length - gone for length, gone in lengths))
 
 
 class OpenSteps:
@@ -256,7 +292,7 @@ class OpenSteps:
             logger.warning("steps are shorter than the writing of their records: some are left out")
         self.num_left_out += 1
         self.gap = "steps were left out: their records could not be written in time"
-        self._journal.finish_current()
+        self.finish()
 
     def _choose_clock(self, step: RecordedStep, device_index: int) -> None:
         """Note in a step on a device what times it."""
@@ -369,15 +405,32 @@ class OpenSteps:
         """End the window of a step without beginning another one."""
         clock, journal = self.clock, self._journal
         if clock is not None and journal.current is step and step.body_end is not None:
-            if step.window_end is None and at_body_end:
-                journal.end_at_body(step)
-            elif step.window_end is None:
+            if step.window_end is None and not at_body_end:
                 step.window_end = self._mark_for(step, clock)
                 step.use_at_end = self._sources.thread_use.read()
+            self.finish()
             self._sampling.interrupted()
             self._sources.sites.end_step(() if step.is_unseen else step.calls)
-            journal.current = None
-            journal.closed.append(step)
+
+    def finish(self) -> None:
+        """End the open window where its body ended, since no step follows that would end it.
+
+        Does nothing without a step whose body has ended. Calls that were issued after the body are then in no
+        step: their kernels are not among those launched between the step's marks.
+        """
+        journal = self._journal
+        step = journal.current
+        if step is None or step.body_end is None:
+            return
+        journal.current = None
+        if step.window_end is None:
+            ended_ns = step.body_end.host_ns
+            step.window_end = step.body_end
+            late = [call for call in step.calls if call.issued_ns > ended_ns] if step.by_kernels else []
+            if late:
+                step.calls = [call for call in step.calls if call.issued_ns <= ended_ns]
+                journal.num_outside.update(call.op for call in late)
+        journal.closed.append(step)
 
     # -- steps that end in retrospect --------------------------------------------------------------
 
@@ -386,15 +439,30 @@ class OpenSteps:
         step, clock = self._journal.current, self.clock
         if step is None or clock is None or step.body_end is not None:
             return None
-        return cut(step, self._mark_for(step, clock), self._sources.thread_use.read())
+        lengths = tuple(len(getattr(step, name)) for name in _LISTS)
+        return Cut(self._mark_for(step, clock), time.monotonic_ns(), self._sources.thread_use.read(), lengths)
 
     def split(self, place: Cut, following: RecordedStep) -> None:
-        """End the open step at a place that has passed; `following` is open from there on."""
-        previous = self._journal.current
-        assert previous is not None
-        split(self._journal, place, following)
+        """End the open step at a place that has passed; what came after it moves to `following`, which is the
+        open step then."""
+        step = self._journal.current
+        assert step is not None
+        for name, length in zip(_LISTS, place.lengths, strict=True):
+            entries = getattr(step, name)
+            getattr(following, name).extend(entries[length:])
+            del entries[length:]
+        following.start = place.mark
+        following.host_start_ns = place.host_ns
+        following.use_at_start = step.use_at_end = place.use
+        for name in _SHARED:
+            setattr(following, name, getattr(step, name))
+        step.counts = step.learned = None  # those of both parts together: neither is known, nor learned from
+        step.body_end = step.window_end = place.mark
+        step.host_end_ns = place.host_ns
+        self._journal.current = following
+        self._journal.closed.append(step)
         self._note_order(following)
-        self.closed(previous)
+        self.closed(step)
 
 
 def _is_timed_by_events(step: RecordedStep) -> bool:

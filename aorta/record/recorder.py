@@ -39,13 +39,13 @@ from aorta.record.description import (
     end_marks,
     finish_run,
 )
-from aorta.record.handles import Cut, StepHandle
+from aorta.record.handles import StepHandle
 from aorta.record.host import own_threads_ns
 from aorta.record.interception.replaced import uncompiled
 from aorta.record.interception.switch import Interception
 from aorta.record.interception.works import Observer
 from aorta.record.journal import Journal
-from aorta.record.open_steps import OpenSteps
+from aorta.record.open_steps import Cut, OpenSteps
 from aorta.record.output import Output
 from aorta.record.run_folder import Standing, claim_folder, ending_of
 from aorta.record.sampling import Sampling, Store, state_path
@@ -230,7 +230,7 @@ class Recorder:
         self.steps.gap = "the recorder was paused"
         self._sampling.interrupted()
         self._sources.uninstall()
-        self.journal.finish_current()
+        self.steps.finish()
 
     def resume(self) -> None:
         """Put the instrument back on. Does nothing where it is on."""
@@ -318,7 +318,7 @@ class Recorder:
         May be called on any thread.
         """
         self.steps.settle()
-        self.journal.finish_current()
+        self.steps.finish()
         end_s = time.monotonic() + timeout_s
         while self.journal.closed and time.monotonic() < end_s:
             if self._output is not None:

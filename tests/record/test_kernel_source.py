@@ -9,6 +9,7 @@ import torch
 from aorta.device.kernel_records import KernelRecords
 from aorta.record.journal import Journal
 from aorta.record.kernel_source import KernelSource
+from aorta.record.open_steps import OpenSteps
 from aorta.steps.notes import RECORD_DTYPE, CollectiveCall, Group, Mark, RecordedStep, What
 
 
@@ -118,7 +119,7 @@ def test_what_is_issued_after_the_last_body_is_in_no_step():
     for issued_ns in (10, 30):
         journal.add_call(CollectiveCall(group, "all_reduce", 64, "float32", False, issued_ns=issued_ns))
     step.body_end = Mark(20)
-    journal.finish_current()
+    OpenSteps(journal, None, None).finish()
 
     assert [call.issued_ns for call in step.calls] == [10]
     assert journal.num_outside == {"all_reduce": 1}
