@@ -72,11 +72,8 @@ class EventClock:
         has_passed: bool = mark.event.query()
         return has_passed
 
-    def distance_ms(self, start: Mark, end: Mark) -> float:
-        # A float32 of milliseconds: keep the distances short (a step, not a run).
-        return self._elapsed_ms(start.event, end.event)
-
     def distances_ms(self, start: Mark, marks: Sequence[Mark]) -> list[float | None]:
+        # Float32s of milliseconds: keep the distances short (a step, not a run).
         begin, elapsed_ms = start.event, self._elapsed_ms
         distances: list[float | None] = []
         for mark in marks:

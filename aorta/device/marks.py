@@ -4,9 +4,8 @@ A MarkClock sets and measures them: HostClock here, EventClock (event_clock.py) 
 """
 
 import time
-from collections import deque
 from collections.abc import Sequence
-from typing import Generic, Protocol, TypeVar
+from typing import Protocol
 
 from aorta.steps.notes import Mark
 
@@ -26,10 +25,6 @@ class MarkClock(Protocol):
 
     def passed(self, mark: Mark) -> bool:
         """Return True once the device has reached the mark. Never blocks."""
-        ...
-
-    def distance_ms(self, start: Mark, end: Mark) -> float:
-        """Milliseconds from start to end; both must have passed."""
         ...
 
     def distances_ms(self, start: Mark, marks: Sequence[Mark]) -> list[float | None]:
@@ -55,34 +50,12 @@ class HostClock:
     def passed(self, mark: Mark) -> bool:
         return True
 
-    def distance_ms(self, start: Mark, end: Mark) -> float:
-        return (end.host_ns - start.host_ns) / 1e6
-
     def distances_ms(self, start: Mark, marks: Sequence[Mark]) -> list[float | None]:
         origin_ns = start.host_ns
         return [(mark.host_ns - origin_ns) / 1e6 for mark in marks]
 
     def recycle(self, marks: Sequence[Mark]) -> None:
         return None
-
-
-T = TypeVar("T")
-
-
-class Pool(Generic[T]):
-    """Objects free for reuse. Threads may share it: deque's append and pop are atomic."""
-
-    def __init__(self) -> None:
-        self._free: deque[T] = deque()
-
-    def take(self) -> T | None:
-        try:
-            return self._free.pop()
-        except IndexError:
-            return None
-
-    def give(self, item: T) -> None:
-        self._free.append(item)
 
 
 def clock_anchor() -> dict[str, int]:

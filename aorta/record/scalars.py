@@ -3,15 +3,15 @@
 Reading a tensor at once would make the host wait for the device, in every step.
 """
 
+from collections import deque
 from typing import Any
 
 import torch
 
 from aorta.device.backend import accelerator
-from aorta.device.marks import Pool
 
-_pinned: Pool[torch.Tensor] = Pool()
-"""Pinned host memory to copy scalars to, used again: allocating it may wait for the device."""
+_pinned: deque[torch.Tensor] = deque()
+"""Pinned host memory to copy scalars to, used again by any thread: allocating it may wait for the device."""
 
 
 def scalar(value: Any) -> "float | DeviceScalar":
@@ -45,13 +45,15 @@ class DeviceScalar:
     __slots__ = ("_host",)
 
     def __init__(self, value: torch.Tensor) -> None:
-        host = _pinned.take()
-        self._host = torch.empty((), dtype=torch.float32, pin_memory=True) if host is None else host
+        try:
+            self._host = _pinned.pop()
+        except IndexError:
+            self._host = torch.empty((), dtype=torch.float32, pin_memory=True)
         self._host.copy_(value if value.dim() == 0 else value.reshape(()), non_blocking=True)
 
     def read(self) -> float:
         value = float(self._host)
-        _pinned.give(self._host)
+        _pinned.append(self._host)
         return value
 
 

@@ -49,7 +49,7 @@ from aorta.steps.notes import (
     ResolverSettings,
     encoded,
 )
-from aorta.steps.process import Closed, Reply, frame_bytes, read_frame
+from aorta.steps.process import Reply, frame_bytes, read_frame
 from aorta.steps.told import Told
 
 logger = logging.getLogger(__name__)
@@ -262,7 +262,8 @@ class ProcessSink:
         called where the kernels of a step were not those of its collectives, in this order."""
         self._listener = listener
         self._refuted = refuted
-        self._closed: Closed | None = None
+        self._closed: Reply | None = None
+        """The last one, once the process has written everything."""
         self._num_steps = 0
         self._is_gone = False
         self._give_up_s = math.inf
@@ -323,7 +324,7 @@ class ProcessSink:
                 "the process that writes %s ended early; %d steps of it are missing", self._path, num_lost
             )
             return num_lost
-        return self._num_steps - self._closed.num_written
+        return self._num_steps - (self._closed.num_written or 0)
 
     def _send(self, frame: Frame) -> None:
         body = encoded(frame)
@@ -361,8 +362,8 @@ class ProcessSink:
                 self._listener(reply.record)
             if reply.is_refuted:
                 self._refuted()
-            if reply.closed is not None:
-                self._closed = reply.closed
+            if reply.num_written is not None:
+                self._closed = reply
 
 
 class ThreadSink:
@@ -498,7 +499,9 @@ class Extractor:
         for mark, ms in zip(read, distances_ms, strict=True):
             mark.ms = ms
         last_end, self._last_end = self._last_end, window_end
-        gap_ms = 0.0 if last_end is None or last_end is start else self._clock.distance_ms(last_end, start)
+        gap_ms = None
+        if last_end is not None and last_end is not start:
+            (gap_ms,) = self._clock.distances_ms(last_end, [start])
         if self._clock.is_device:
             # The window's end is still needed: the next step starts there, or at a distance from it.
             passed_marks = [start, *read] if last_end is None else [start, *read, last_end]
@@ -510,7 +513,7 @@ class Extractor:
             waits=waits,
             stalls=stalls,
             final_waits=final_waits,
-            gap_ms=gap_ms,
+            gap_ms=gap_ms or 0.0,
             untimed=step.untimed or _unseen_waits(step),
         )
 

@@ -52,22 +52,16 @@ LENGTH_BYTES = 4
 """Bytes of a frame's length, before its content."""
 
 
-class Closed(msgspec.Struct, frozen=True, kw_only=True):
-    """The last reply: how many lines there are, and how well the sources fit together."""
-
-    num_written: int
-    num_lost: int
-    kernels: KernelCoverage | None = None
-    """None where no step was timed by kernel records."""
-
-
 class Reply(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A message to the training process: a record that it asked for, or the end."""
 
     record: StepRecord | None = None
-    closed: Closed | None = None
     is_refuted: bool = False
     """The kernels of a step were not those of its collectives, in this order."""
+    num_written: int | None = None
+    """In the last reply: number of lines that were written."""
+    kernels: KernelCoverage | None = None
+    """In the last reply, where kernel records timed a step: how well the sources fit together."""
 
 
 def main() -> None:
@@ -147,12 +141,7 @@ def serve(
     if tally is not None:
         tally.close(ending)  # the time at which the training process ended, if it did
     writer.close()
-    closed = Closed(
-        num_written=writer.num_written,
-        num_lost=writer.num_lost,
-        kernels=steps.kernel_coverage(),
-    )
-    answers.send(Reply(closed=closed))
+    answers.send(Reply(num_written=writer.num_written, kernels=steps.kernel_coverage()))
 
 
 class _Replies:

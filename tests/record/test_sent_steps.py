@@ -35,14 +35,11 @@ class CountingDevice:
     def passed(self, mark: Mark) -> bool:
         return bool(mark.event <= self.now_ms)
 
-    def distance_ms(self, start: Mark, end: Mark) -> float:
-        return float(end.event - start.event)
-
     def distances_ms(self, start: Mark, marks: Sequence[Mark]) -> list[float | None]:
         events = [mark.event for mark in marks if mark.event is not None]
         if max(events) > self.now_ms:
             raise NotPassedError
-        return [None if mark.event is None else self.distance_ms(start, mark) for mark in marks]
+        return [None if mark.event is None else float(mark.event - start.event) for mark in marks]
 
     def recycle(self, marks: Sequence[Mark]) -> None:
         for mark in marks:
