@@ -17,6 +17,7 @@ from aorta.records.files import steps_name
 from aorta.records.reader import read_steps
 from aorta.records.schema import CollectiveRecord, StepRecord
 from aorta.records.writer import LineWriter
+from aorta.steps.kernel_steps import kernel_op
 from aorta.steps.record import partial_record
 from aorta.timeline.collective import algbw_gb_s, busbw_gb_s
 from aorta.timeline.overlap import window_fields
@@ -25,9 +26,6 @@ from aorta.traces.model import NS_PER_MS, RankTrace, TraceCollective
 
 _MARGIN_NS = 1_000_000
 """How far a step may lie outside the trace's first and last activity."""
-
-_SAME_KERNEL = {"barrier": "all_reduce", "all_to_all": "send_recv", "send": "send_recv", "recv": "send_recv"}
-"""NCCL runs a barrier as an all-reduce of one element, and an all-to-all as sends and receives."""
 
 
 @dataclass(frozen=True)
@@ -222,11 +220,11 @@ def match_kernels(records: Iterable[StepRecord], trace: RankTrace) -> Coverage:
         for place, call in enumerate(record.collectives or ()):
             inside = call.end_ms is None or first_ms < offset_ms + call.end_ms <= last_ms
             if inside and len(call.ranks) > 1 and call.stream != "host":
-                expected[_SAME_KERNEL.get(call.op, call.op)].append((record, place, call))
+                expected[kernel_op(call.op)].append((record, place, call))
     kernels_by_op: dict[str, list[TraceCollective]] = defaultdict(list)
     for kernel in trace.collectives:
         if first_ms < kernel.end_ms <= last_ms:
-            kernels_by_op[_SAME_KERNEL.get(kernel.op, kernel.op)].append(kernel)
+            kernels_by_op[kernel_op(kernel.op)].append(kernel)
 
     matched: list[Match] = []
     lone_records: list[str] = []
