@@ -235,7 +235,8 @@ class TrainingRun:
             profiling=config.profiling,
             tensorboard=config.logging.tensorboard,
         )
-        recorder.wrap_observers(self.ranges.observer)
+        if config.profiling.ranges:  # else collectives need not be seen one by one
+            recorder.wrap_observers(self.ranges.observer)
         return recorder
 
     def _warn_if_hangs_end_the_run_first(self) -> None:
