@@ -43,7 +43,7 @@ run_captured() {
 # Adds the kernels' lines to the records, says where everything is, exits as the training did.
 end_capture() {
   if is_first_node; then
-    (cd "$repository" && "$python" -m aorta.merge.command "$folder") || [ "$status" -ne 0 ] || status=1
+    (cd "$repository" && "$python" -m aorta merge "$folder") || [ "$status" -ne 0 ] || status=1
     say "wrote $folder"
   fi
   exit "$status"

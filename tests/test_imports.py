@@ -15,8 +15,8 @@ WITHOUT_TORCH = [
     "aorta.steps",
     "aorta.traces",
     "aorta.account",
-    "aorta.hang.__main__",
     "aorta.hang.find",
+    "aorta.hang.show",
 ]
 
 

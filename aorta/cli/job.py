@@ -319,9 +319,10 @@ def hang_command(run: Path, as_json: bool) -> int:
 
     RUN (artifacts) is the folder of a job whose watchdog wrote reports: `aorta run --hang`.
     """
-    from aorta.hang.__main__ import main
+    from aorta.hang.show import show
 
-    return main([str(run), *(["--json"] if as_json else [])])
+    show(run, as_json)
+    return FINE
 
 
 # ---- merge ---------------------------------------------------------------------------------------
@@ -336,6 +337,12 @@ def merge_command(run: Path, comm_rules: Path | None) -> int:
     RUN (artifacts) holds traces in rank<n>/ (rocprofv3, Nsight Systems) or in torch_profiler/rank<n>/. A
     second merge adds nothing.
     """
-    from aorta.merge.command import main
+    from aorta.merge.command import merge, table
+    from aorta.traces.classify import load_rules
 
-    return main([str(run), *(() if comm_rules is None else ("--comm-rules", str(comm_rules)))])
+    faults: list[str] = []
+    merged = merge(run, faults, load_rules(comm_rules))
+    for fault in faults:
+        click.echo(f"merge: {fault}", err=True)
+    click.echo("\n".join(table(merged)))
+    return FINE

@@ -1,15 +1,11 @@
-"""python -m aorta.merge.command RUN : add what kernel traces beside a run's records say to the records.
+"""What `aorta merge RUN` does: add what kernel traces beside a run's records say to the records.
 
 RUN is the folder of a run (run.json, rank_<n>_metrics.jsonl) with traces in rank<n>/ (rocprofv3, Nsight
 Systems) or torch_profiler/rank<n>/. Each step that a trace has whole becomes a line of the trace's source in
 the rank's file, in the window that the run's own line has; run.json gets coverage. Doing it again adds
 nothing.
-
-Exit status: 0 when lines could be made, 2 when not.
 """
 
-import argparse
-import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,7 +30,7 @@ from aorta.merge.windows import (
 from aorta.records.files import STEPS_FILE
 from aorta.records.reader import read_run
 from aorta.records.schema import RunRecord
-from aorta.traces.classify import COMM_RULES, CommRule, load_rules
+from aorta.traces.classify import COMM_RULES, CommRule
 from aorta.traces.model import NS_PER_MS, RankTrace
 from aorta.traces.rocprof import BOOT_CLOCK
 from aorta.traces.sources import open_source
@@ -55,26 +51,6 @@ class Merged:
     source: str
     num_added: int
     notes: list[str]
-
-
-def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
-        prog="python -m aorta.merge.command",
-        description="Add the kernels' numbers to the records of a run, from the traces beside them.",
-    )
-    parser.add_argument("run", help="folder of the run; traces in its rank<n>/ or torch_profiler/rank<n>/")
-    parser.add_argument("--comm-rules", help="YAML file: kernels that are communication, by name")
-    options = parser.parse_args(arguments)
-    faults: list[str] = []
-    try:
-        merged = merge(options.run, faults, load_rules(options.comm_rules))
-    except AortaError as error:
-        print(f"merge: {error}", file=sys.stderr)
-        return 2
-    for fault in faults:
-        print(f"merge: {fault}", file=sys.stderr)
-    print("\n".join(table(merged)))
-    return 0
 
 
 def merge(
@@ -229,7 +205,3 @@ def table(merged: list[Merged]) -> list[str]:
         lines += [f"rank {result.rank}: {note}" for note in result.notes]
         lines += [f"rank {result.rank}: {left}" for left in result.check.leftovers]
     return lines
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,1 +1,1 @@
-"""The earlier names of `aorta.merge.command` and `aorta.hang`, as commands."""
+"""The earlier names of `aorta merge` and `aorta hang`: python -m aorta.profilers.hang."""

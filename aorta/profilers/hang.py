@@ -1,8 +1,8 @@
-"""python -m aorta.profilers.hang"""
+"""python -m aorta.profilers.hang: `aorta hang`."""
 
 import sys
 
-from aorta.hang.__main__ import main
+from aorta.cli import main
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main(["hang", *sys.argv[1:]])

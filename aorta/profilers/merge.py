@@ -1,8 +1,8 @@
-"""python -m aorta.profilers.merge"""
+"""python -m aorta.profilers.merge: `aorta merge`."""
 
 import sys
 
-from aorta.merge.command import main
+from aorta.cli import main
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main(["merge", *sys.argv[1:]])

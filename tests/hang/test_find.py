@@ -10,8 +10,8 @@ import msgspec
 import pytest
 
 import aorta
+from aorta.cli import main
 from aorta.errors import RecordError
-from aorta.hang.__main__ import main
 from aorta.hang.find import find, sentence
 from aorta.hang.report import CallState, GroupState, HangReport, read_reports
 from tests.hang.reports_by_hand import report
@@ -352,19 +352,25 @@ def test_ranks_that_came_in_different_steps_with_nothing_to_tell_are_not_guessed
     )
 
 
+def status_of_hang(folder: Path, *options: str) -> int | str | None:
+    with pytest.raises(SystemExit) as ending:
+        main(["hang", str(folder), *options])
+    return ending.value.code
+
+
 def test_the_command_names_rank_and_collective_first(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     folder = tmp_path / "hang"
     folder.mkdir()
     waits = group(*done(4, 8), call(10, "all_reduce", 5, "waits"))
     for one in (report(0, waits), report(1, group(*done(4, 8)))):
         (folder / f"rank{one.rank}.json").write_bytes(msgspec.json.encode(one))
-    assert main([str(tmp_path)]) == 0
+    assert status_of_hang(tmp_path) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith("rank 1 has not come to all_reduce")
     assert lines[3].split()[:2] == ["1", "5"]
     assert "step (train.py:11)" in lines[3]
     assert "all_reduce #10 of default" in lines[4]
-    assert main([str(tmp_path), "--json"]) == 0
+    assert status_of_hang(tmp_path, "--json") == 0
     document = json.loads(capsys.readouterr().out)
     assert document["ranks"] == [1]
     assert document["sentence"] == lines[0]
@@ -387,7 +393,7 @@ def test_what_is_no_report_is_one_line(
         (tmp_path / "hang" / name).write_bytes(content)
     with pytest.raises(RecordError, match=expected):
         read_reports(tmp_path)
-    assert main([str(tmp_path)]) == 2
+    assert status_of_hang(tmp_path) == 2
     assert len(capsys.readouterr().err.splitlines()) == 1
 
 
@@ -478,7 +484,7 @@ def test_a_damaged_report_is_refused_in_one_line(
     tmp_path: Path, change: dict[str, object], said: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "rank0.json").write_bytes(msgspec.json.encode(msgspec.structs.replace(report(0), **change)))
-    assert main([str(tmp_path)]) == 2
+    assert status_of_hang(tmp_path) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert said in line
 
@@ -489,9 +495,9 @@ def test_a_run_that_finished_without_a_hang_is_no_error(
     with aorta.instrument(tmp_path) as recorder, recorder.step():
         pass
     (tmp_path / "rank_0_sites.json").write_bytes(b"{}")
-    assert main([str(tmp_path)]) == 0
+    assert status_of_hang(tmp_path) == 0
     assert capsys.readouterr().out == "the run finished; no rank has reported a hang\n"
-    assert main([str(tmp_path), "--json"]) == 0
+    assert status_of_hang(tmp_path, "--json") == 0
     assert json.loads(capsys.readouterr().out) == {
         "ending": "finished", "sentence": "no rank has reported a hang", "ranks": [], "reports": []
     }  # fmt: skip
@@ -538,7 +544,7 @@ def test_a_reader_that_stops_early_is_no_error(tmp_path: Path) -> None:
         (tmp_path / f"rank{one.rank}.json").write_bytes(msgspec.json.encode(one))
     reads, writes = os.pipe()
     os.close(reads)
-    command = [sys.executable, "-m", "aorta.hang", str(tmp_path)]
+    command = [sys.executable, "-m", "aorta", "hang", str(tmp_path)]
     ended = subprocess.run(command, stdout=writes, stderr=subprocess.PIPE, cwd=Path(__file__).parents[3])
     os.close(writes)
     assert (ended.returncode, ended.stderr) == (0, b"")
@@ -551,9 +557,9 @@ def test_a_folder_that_may_not_be_read_is_one_line(tmp_path: Path, closed: str, 
     (folder / "hang").mkdir(parents=True)
     (folder / "hang" / "rank0.json").write_text("{}")
     with mode(folder / closed, bits):
-        ended = python_without_rights("-m", "aorta.hang", folder)
+        ended = python_without_rights("-m", "aorta", "hang", folder)
     assert ended.returncode == 2
-    assert ended.stderr.startswith(f"hang: cannot read {folder}")
+    assert ended.stderr.startswith(f"error: cannot read {folder}")
     assert ended.stderr.endswith(": Permission denied\n")
     assert ended.stderr.count("\n") == 1
 

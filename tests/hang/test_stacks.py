@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from aorta.device.marks import HostClock
-from aorta.hang.__main__ import LIBRARIES
 from aorta.hang.report import CallState, GroupState
+from aorta.hang.show import LIBRARIES
 from aorta.hang.standing import call_stacks, launch_stacks
 from aorta.record import cpu_observer
 from aorta.record.cpu_observer import CpuObserver

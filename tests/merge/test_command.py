@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from aorta.account.load.open import load_run
-from aorta.merge.command import main, merge
+from aorta.cli import main
+from aorta.merge.command import merge
 from aorta.records.files import steps_name
 from aorta.records.reader import read_run, read_steps
 from aorta.records.writer import LineWriter, write_json
@@ -96,13 +97,19 @@ def test_nsys_is_on_the_unix_clock(tmp_path: Path) -> None:
     expect_the_step(tmp_path, "nsys")
 
 
+def status_of_merge(folder: Path) -> int | str | None:
+    with pytest.raises(SystemExit) as ending:
+        main(["merge", str(folder)])
+    return ending.value.code
+
+
 def test_files_of_processes_without_device_work_are_passed_over(
     tmp_path: Path, capsys: pytest.CaptureFixture
 ) -> None:
     write_run(tmp_path, START_NS + UNIX_MINUS_BOOT_NS)
     write_rocpd(tmp_path / "rank0" / "rank0_908_results.db")
     (tmp_path / "rank0" / "rank0_909_results.db").touch()
-    assert main([str(tmp_path)]) == 0
+    assert status_of_merge(tmp_path) == 0
     printed = capsys.readouterr()
     assert printed.err == (
         f"merge: rank 0: rank0_909_results.db: {tmp_path}/rank0/rank0_909_results.db is empty\n"
@@ -118,7 +125,7 @@ def test_files_of_processes_without_device_work_are_passed_over(
         "rank0_908_results.db",
     ]
     before = (tmp_path / steps_name(0)).read_bytes()
-    assert main([str(tmp_path)]) == 0
+    assert status_of_merge(tmp_path) == 0
     assert (tmp_path / steps_name(0)).read_bytes() == before
 
 
@@ -127,7 +134,7 @@ def test_a_trace_of_another_time_is_refused_in_one_line(
 ) -> None:
     write_run(tmp_path, START_NS)
     write_nsys(tmp_path / "rank0" / "rank0.sqlite", leave_out=["NVTX_EVENTS"])  # no steps to go by
-    assert main([str(tmp_path)]) == 2
+    assert status_of_merge(tmp_path) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert "holds no whole step of the run (it spans 1790005000.000 to 1790005000.000 s" in line
 
@@ -136,6 +143,6 @@ def test_a_trace_of_another_time_is_refused_in_one_line(
 def test_nothing_to_merge_is_one_line(has_run: bool, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     if has_run:
         write_run(tmp_path, START_NS)
-    assert main([str(tmp_path)]) == 2
+    assert status_of_merge(tmp_path) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert ("no trace beside the records" if has_run else "cannot read") in line

@@ -131,7 +131,6 @@ def test_a_file_without_end_is_refused_and_not_read(tmp_path: Path) -> None:
 
 def test_every_file_of_a_run_is_opened_by_the_one_opener() -> None:
     allowed = {
-        ("hang/__main__.py", "os.open"),  # /dev/null
         ("records/deaths.py", "open"),  # standard error, by its descriptor
         ("record/host.py", "os.open"),  # /proc
         ("record/lock_holder.py", "os.open"),  # /proc

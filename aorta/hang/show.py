@@ -1,20 +1,14 @@
-"""python -m aorta.hang artifacts/ (`aorta hang`): names the rank and the collective that the others wait for.
+"""What `aorta hang` prints: the rank and the collective that the others wait for."""
 
-Exit status: 0 when the reports were read, or the run has ended without one; 2 when there are none.
-"""
-
-import argparse
-import os
-import sys
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from aorta.errors import AortaError
+from aorta.errors import AortaError, RecordError
 from aorta.hang.find import HangFinding, find, sentence
 from aorta.hang.last_calls import with_last_calls
-from aorta.hang.report import FOLDER, NO_REPORT, HangReport, NoReport, read_reports
+from aorta.hang.report import NO_REPORT, HangReport, NoReport, read_reports
 from aorta.records.endings import attempt_ending, ending_text
 from aorta.records.launches import read_notes
 from aorta.records.schema import Ending
@@ -28,40 +22,25 @@ LIBRARIES = ("/torch/", "/aorta/record/")
 """Folders whose frames are left out: the program's own ones tell more."""
 
 
-def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
-        prog="python -m aorta.hang",
-        description="Names the rank and the collective that the others wait for.",
-    )
-    parser.add_argument("output_dir", help=f"folder of the run, which holds {FOLDER}/rank<n>.json")
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
-    options = parser.parse_args(arguments)
-    ending_lines: list[str] = []
+def show(folder: Path, as_json: bool) -> None:
+    """Print what the reports tell, or how the run ended without one; AortaError where there is neither."""
+    ending = ending_of(folder)
+    ending_lines = endings(folder, ending)
     try:
-        ending = ending_of(Path(options.output_dir))
-        ending_lines = endings(Path(options.output_dir), ending)
-        try:
-            finding = find(with_last_calls(options.output_dir, read_reports(options.output_dir)))
-        except NoReport:
-            if ending is None or ending.kind == "hung":
-                raise
-            print(as_json(ending_lines, None) if options.json else printable(without_report(ending)))
-            return 0
+        finding = find(with_last_calls(folder, read_reports(folder)))
     except AortaError as error:
+        if isinstance(error, NoReport) and ending is not None and ending.kind != "hung":
+            print(json_text(ending_lines, None) if as_json else printable(without_report(ending)))
+            return
         if ending_lines:
             print(printable("\n".join(ending_lines)))  # the run ended, so it does not hang
-        print(f"hang: {printable(str(error))}", file=sys.stderr)
-        return 2
-    try:
-        if options.json:
-            print(as_json(ending_lines, finding), flush=True)
-            return 0
-        rows = [*ending_lines, sentence(finding), *without_reports(finding), "", *table(finding)]
-        rows += stacks(finding)
-        print(*map(printable, rows), sep="\n", flush=True)
-    except BrokenPipeError:  # `| head -1` has read what it wanted
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or the interpreter tries again
-    return 0
+        raise RecordError(printable(str(error))) from error
+    if as_json:
+        print(json_text(ending_lines, finding))
+        return
+    rows = [*ending_lines, sentence(finding), *without_reports(finding), "", *table(finding)]
+    rows += stacks(finding)
+    print(*map(printable, rows), sep="\n")
 
 
 def ending_of(folder: Path) -> Ending | None:
@@ -100,7 +79,7 @@ def printable(text: str) -> str:
     return "".join(c if c.isprintable() or c == "\n" else c.encode("unicode_escape").decode() for c in text)
 
 
-def as_json(ending_lines: list[str], finding: HangFinding | None) -> str:
+def json_text(ending_lines: list[str], finding: HangFinding | None) -> str:
     """One JSON object: how the run ended, which ranks are waited for, and the reports of all ranks."""
     document: dict[str, Any] = {
         "ending": ending_lines[0] if ending_lines else None,
@@ -181,7 +160,3 @@ def _place(frames: list[str]) -> str:
     """The innermost function of the program, with the end of its path."""
     function, opening, place = (_user_frames(frames) or ["?"])[0].partition(" (")
     return function + opening + "/".join(place.split("/")[-3:])
-
-
-if __name__ == "__main__":
-    sys.exit(main())
