@@ -178,7 +178,7 @@ class Run(msgspec.Struct, frozen=True):
     """[rank, step]: start of the step's window."""
     metrics: MutableMapping[str, NDArray[np.float64]]
     """[rank, step]; NaN where it was not measured. Of a large run read from a file when they are asked for,
-    and read only. aorta.account.load.run.METRICS, and per operation comm_ms.<op>, exposed_ms.<op>,
+    and read only. aorta.account.metrics.METRICS, and per operation comm_ms.<op>, exposed_ms.<op>,
     duration_ms.<op>, wait_ms.<op>, transfer_ms.<op>, busbw_gb_s.<op>, count.<op>, bytes.<op>."""
     num_collectives: NDArray[np.int64]
     """[rank, step]"""

@@ -1,16 +1,27 @@
 """How a run ended, and what its lines lack, in words."""
 
 from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
+from pathlib import Path
 
+from aorta.account.load.again import records_of
 from aorta.account.load.rank.columns import RankFile
+from aorta.account.load.shortage import shortage_lines
+from aorta.account.model import DAMAGED, MOST_DAMAGED, Run
 from aorta.account.numbers import counted
+from aorta.errors import RecordError, ReportError
 from aorta.records.deaths import ending_of_status
 from aorta.records.endings import attempt_ending, ending_text, why_of
-from aorta.records.launches import LaunchNote, died_early
+from aorta.records.launches import LaunchNote, died_early, read_notes
+from aorta.records.memory import read_shortages
+from aorta.records.reader import read_run
 from aorta.records.schema import AttemptRecord, Ending, RunRecord
-from aorta.records.state import RankState
+from aorta.records.state import RankState, read_states
 
 _MOST_NAMED = 6
+LEAST_LEFT = 0.5
+"""Share of the longest rank's steps below which what is left of a damaged run is refused: a short stretch is
+not what the run was."""
 
 
 def story(
@@ -139,3 +150,71 @@ def planned_steps(run: RunRecord) -> int | None:
     epochs = training.get("epochs")
     per_epoch = data.get("steps_per_epoch") if isinstance(data, dict) else None
     return epochs * per_epoch if isinstance(epochs, int) and isinstance(per_epoch, int) else None
+
+
+# -- what is damaged, or was short ---------------------------------------------------------------------
+
+
+def run_record(folder: Path, notes: list[str], strict: bool) -> tuple[RunRecord | None, list[str]]:
+    """run.json, None where there is none or (not strict) none that can be read; and what is damaged."""
+    path = folder / "run.json"
+    if not path.exists():
+        notes.append("run.json is missing: device and configuration are not known")
+        return None, []
+    try:
+        return read_run(folder), []
+    except RecordError as error:
+        if strict:
+            raise
+        notes.append(f"device and configuration are not known: {error}")
+        return None, ["run.json"]
+
+
+def damage_line(damage: list[str], run: Run, ranks: list[RankFile], num_written: int) -> str | None:
+    """The line that stands before all numbers of a damaged run: what is damaged, and how much is left.
+
+    num_written: steps of a rank, as far as the ranks themselves have told.
+    """
+    size = max(rank.world_size for rank in ranks)
+    absent = sorted(set(range(size)) - set(run.ranks))
+    if absent:
+        some = ", ".join(map(str, absent[:MOST_DAMAGED])) + (", ..." if len(absent) > MOST_DAMAGED else "")
+        damage = [f"all of rank{'s' if len(absent) > 1 else ''} {some}", *damage]
+    if not damage:
+        return None
+    read = (len(done.global_step) for rank in ranks for done in rank.sources.values())
+    steps = max(num_written, *read)
+    if run.num_steps < LEAST_LEFT * steps:
+        raise ReportError(
+            f"{damage[0]}: {DAMAGED}, and too little is left: {run.num_steps} of at least {steps} steps"
+        )
+    more = f" and {len(damage) - MOST_DAMAGED} more" if len(damage) > MOST_DAMAGED else ""
+    left = f"{len(run.ranks)} of {size} ranks and {run.num_steps} of at least {steps} steps"
+    return (
+        f"{DAMAGED}: {'; '.join(damage[:MOST_DAMAGED])}{more}. The numbers are of what is left, {left}"
+        " (--strict refuses it)"
+    )
+
+
+def died_early_text(folder: Path) -> list[str]:
+    """How a run without a step ended or that it goes on, and what it was short of if that was memory."""
+    states = read_states(folder)
+    shortages = read_shortages(folder, states)
+    current = {rank: one for rank, one in shortages.items() if one.run_id == states[rank].process.run_id}
+    run, _ = run_record(folder, [], strict=False)
+    return [
+        *shortage_lines(current, lambda rank: (), states),
+        *story(run, states.values(), (), read_notes(folder)),
+    ]
+
+
+def shortage_text(folder: Path, run: RunRecord | None, files: dict[int, RankFile], loaded: Run) -> list[str]:
+    """Of the run's last attempt: what an earlier one was short of was mended, or it would not go on."""
+    shortages = {
+        rank: shortage
+        for rank, shortage in read_shortages(folder, files, loaded.notes).items()
+        if run is not None
+        and shortage.run_id == run.run_id
+        and shortage.attempt == max((attempt.attempt for attempt in run.attempts), default=0)
+    }
+    return shortage_lines(shortages, partial(records_of, files, loaded.source), files)

@@ -1,45 +1,73 @@
-"""Opens a run: a folder of records, or traces, read rank by rank in as many processes as are asked for."""
+"""Opens a run: a folder of records, or traces, read rank by rank in as many processes as are asked for.
 
-from collections.abc import Iterable, Iterator, Sequence
+A rank's numbers are a row of the run as soon as they are read, and a column is a step. What stays of a rank
+beside them is what is known of its steps, and its collectives, until ranks are matched. Details of single
+steps are read again when a picture or a page asks for them (again.py).
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
 import msgspec
+import numpy as np
+from numpy.typing import NDArray
 
+from aorta.account.load.again import (
+    columns_of_rank,
+    kernel_names,
+    kernels_of,
+    missing_beside,
+    places_of,
+    records_of,
+    sites_of,
+    stacks_of,
+)
+from aorta.account.load.arrays import MOST_IN_MEMORY, ArrayFile, Arrays
 from aorta.account.load.attempts import ranks_of_run
-from aorta.account.load.ending import cut, last_ending, story
+from aorta.account.load.collectives import collectives
+from aorta.account.load.ending import (
+    cut,
+    damage_line,
+    died_early_text,
+    last_ending,
+    run_record,
+    shortage_text,
+    story,
+)
 from aorta.account.load.evidence import comm_evidence, possible_of_records
 from aorta.account.load.goodput import goodput, goodput_text
+from aorta.account.load.measures import add_measures, totals_of_ranks
 from aorta.account.load.rank.calls import MAX_CALLS
-from aorta.account.load.rank.columns import RankFile
-from aorta.account.load.rank.kernels import named_spans
-from aorta.account.load.rank.reduce import (
-    LostRank,
-    blocks_with_unwritten,
-    reduce_file,
-    salvage,
-    with_unwritten,
+from aorta.account.load.rank.columns import OF_RUN, Flags, Floats, RankFile, RankSteps
+from aorta.account.load.rank.host import PREFIX as HOST
+from aorta.account.load.rank.reduce import LostRank, reduce_file, salvage
+from aorta.account.load.waits import (
+    MatchedRanks,
+    arrivals_of_records,
+    busbw_by_transfer,
+    match_calls,
+    split_waits_of_records,
 )
-from aorta.account.load.run import RankRows, RunFiles, assemble, places_of
-from aorta.account.load.shortage import shortage_lines
-from aorta.account.load.traces.open import load_traces
-from aorta.account.load.waits import busbw_by_transfer
-from aorta.account.model import DAMAGED, MOST_DAMAGED, NamedSpan, Progress, Run
-from aorta.errors import RecordError, ReportError, TraceError
+from aorta.account.metrics import METRICS
+from aorta.account.model import Progress, Run
+from aorta.account.rows import row_blocks
+from aorta.errors import ReportError, TraceError
 from aorta.processes import parallel_map, usual_jobs
-from aorta.records.files import STEPS_FILE, files_beside, sites_name, stacks_name
+from aorta.records.files import STEPS_FILE, files_beside
 from aorta.records.launches import read_notes
-from aorta.records.memory import read_shortages
-from aorta.records.reader import kernel_names_beside, read_beside, read_run
-from aorta.records.schema import CallSites, RunRecord, Source, StepRecord
-from aorta.records.stacks import Stacks, joined, read_stacks
+from aorta.records.schema import RunRecord, Source, StepRecord
 from aorta.records.state import read_states
 from aorta.records.table import StepTable
+from aorta.timeline.types import OWN_SOURCES
 from aorta.traces.sources import Reading
 
-LEAST_LEFT = 0.5
-"""Share of the longest rank's steps below which what is left of a damaged run is refused: a short stretch is
-not what the run was."""
+SOURCES: tuple[Source, ...] = ("kernels", "events", "host", "kineto", "rocprofv3", "nsys", "projected")
+FEWEST_BY_KERNELS = 8
+"""Steps timed by kernel records from which on they speak for a run: its others are profiled or not timed."""
+INTEGERS = ("start_unix_ns", "num_collectives")
 
 
 def load_run(
@@ -58,6 +86,8 @@ def load_run(
     scheduler that does, or local for one with workers on this machine. reading: how traces are read, and
     whether what is left of a damaged run is (as a rule it is refused).
     """
+    from aorta.account.load.traces.open import load_traces  # which puts ranks together as is done here
+
     several = () if isinstance(path, Path | str) or len(path) < 2 else tuple(path)
     path = several[0].parent if several else Path(path if isinstance(path, Path | str) else path[0])
     if several:
@@ -102,10 +132,10 @@ def _load_records(
     # lstat: a link to itself is damage that the readers of ranks tell. A killed rank leaves lines unwritten.
     besides = filter(None, map(files_beside, paths))
     has_steps = any(path.lstat().st_size for path in paths) or any(b.unwritten.exists() for b in besides)
-    if not has_steps and (early := _died_early(folder)):
+    if not has_steps and (early := died_early_text(folder)):
         raise ReportError(f"{folder}: no step was recorded; {'; '.join(early)}")
     notes: list[str] = []
-    run, damage = _run_record(folder, notes, strict)
+    run, damage = run_record(folder, notes, strict)
     rows = RankRows(len(paths))
     num_calls = 0
     results = parallel_map(reduce_file if strict else salvage, paths, jobs=jobs, dask=dask, error=ReportError)
@@ -134,27 +164,27 @@ def _load_records(
             label,
             ranks,
             run,
-            records=partial(_records_of, files),
-            columns=partial(_columns_of, files),
+            records=partial(records_of, files),
+            columns=partial(columns_of_rank, files),
             rows=rows,
             matches=num_calls <= MAX_CALLS,
         ),
         notes,
     )
-    loaded.possible_comm_ms.update(possible_of_records(loaded, partial(_kernel_names, paths)))
+    loaded.possible_comm_ms.update(possible_of_records(loaded, partial(kernel_names, paths)))
     if unsure := comm_evidence(loaded).note:
         loaded.notes.append(unsure)
     states, launch_notes = list(read_states(folder).values()), read_notes(folder)
-    loaded.notes.extend(_missing_beside(ranks, {path.name for path in folder.iterdir()}))
+    loaded.notes.extend(missing_beside(ranks, {path.name for path in folder.iterdir()}))
     are_cut = list(cut(run, states, ranks))
     if are_cut and strict:
         raise ReportError(are_cut[0][0])
     damage += [text for text, _ in are_cut]
-    damage_text = _damage_text(damage, loaded, ranks, max((num for _, num in are_cut), default=0))
+    damage_text = damage_line(damage, loaded, ranks, max((num for _, num in are_cut), default=0))
     loaded.story[:] = [
         *([] if damage_text is None else [damage_text]),
         *story(run, states, ranks, launch_notes),
-        *_shortage_text(folder, run, files, loaded),
+        *shortage_text(folder, run, files, loaded),
     ]
     if run is not None and run.attempts and ranks:
         loaded.goodput[:] = goodput(ranks[0].path, run, last_ending(run, states, launch_notes))
@@ -163,108 +193,12 @@ def _load_records(
     loaded = msgspec.structs.replace(
         loaded,
         damage=damage_text,
-        stacks=partial(_stacks_of, files, loaded.notes),
-        sites=partial(_sites_of, files, loaded.notes),
+        stacks=partial(stacks_of, files, loaded.notes),
+        sites=partial(sites_of, files, loaded.notes),
     )
     if loaded.source != "kernels":
         return loaded
-    return msgspec.structs.replace(loaded, kernels=partial(_kernels_of, files))
-
-
-def _run_record(folder: Path, notes: list[str], strict: bool) -> tuple[RunRecord | None, list[str]]:
-    """run.json, None where there is none or (not strict) none that can be read; and what is damaged."""
-    path = folder / "run.json"
-    if not path.exists():
-        notes.append("run.json is missing: device and configuration are not known")
-        return None, []
-    try:
-        return read_run(folder), []
-    except RecordError as error:
-        if strict:
-            raise
-        notes.append(f"device and configuration are not known: {error}")
-        return None, ["run.json"]
-
-
-def _damage_text(damage: list[str], run: Run, ranks: list[RankFile], num_written: int) -> str | None:
-    """The line that stands before all numbers of a damaged run: what is damaged, and how much is left.
-
-    num_written: steps of a rank, as far as the ranks themselves have told.
-    """
-    size = max(rank.world_size for rank in ranks)
-    absent = sorted(set(range(size)) - set(run.ranks))
-    if absent:
-        some = ", ".join(map(str, absent[:MOST_DAMAGED])) + (", ..." if len(absent) > MOST_DAMAGED else "")
-        damage = [f"all of rank{'s' if len(absent) > 1 else ''} {some}", *damage]
-    if not damage:
-        return None
-    read = (len(done.global_step) for rank in ranks for done in rank.sources.values())
-    steps = max(num_written, *read)
-    if run.num_steps < LEAST_LEFT * steps:
-        raise ReportError(
-            f"{damage[0]}: {DAMAGED}, and too little is left: {run.num_steps} of at least {steps} steps"
-        )
-    more = f" and {len(damage) - MOST_DAMAGED} more" if len(damage) > MOST_DAMAGED else ""
-    left = f"{len(run.ranks)} of {size} ranks and {run.num_steps} of at least {steps} steps"
-    return (
-        f"{DAMAGED}: {'; '.join(damage[:MOST_DAMAGED])}{more}. The numbers are of what is left, {left}"
-        " (--strict refuses it)"
-    )
-
-
-def _died_early(folder: Path) -> list[str]:
-    """How a run without a step ended or that it goes on, and what it was short of if that was memory."""
-    states = read_states(folder)
-    shortages = read_shortages(folder, states)
-    current = {rank: one for rank, one in shortages.items() if one.run_id == states[rank].process.run_id}
-    run, _ = _run_record(folder, [], strict=False)
-    return [
-        *shortage_lines(current, lambda rank: (), states),
-        *story(run, states.values(), (), read_notes(folder)),
-    ]
-
-
-def _shortage_text(folder: Path, run: RunRecord | None, files: dict[int, RankFile], loaded: Run) -> list[str]:
-    """Of the run's last attempt: what an earlier one was short of was mended, or it would not go on."""
-    shortages = {
-        rank: shortage
-        for rank, shortage in read_shortages(folder, files, loaded.notes).items()
-        if run is not None
-        and shortage.run_id == run.run_id
-        and shortage.attempt == max((attempt.attempt for attempt in run.attempts), default=0)
-    }
-    return shortage_lines(shortages, partial(_records_of, files, loaded.source), files)
-
-
-def _stacks_of(files: dict[int, RankFile], notes: list[str], rank: int) -> Stacks:
-    file = files[rank]
-    return joined(read_stacks(file.path.with_name(stacks_name(rank)), file.run_id, notes))
-
-
-def _sites_of(files: dict[int, RankFile], notes: list[str], rank: int) -> CallSites | None:
-    file = files[rank]
-    return read_beside(file.path.with_name(sites_name(rank)), CallSites, file.run_id, notes)
-
-
-def _missing_beside(ranks: Iterable[RankFile], names: set[str]) -> Iterator[str]:
-    """A note per kind of file that some of the ranks have and others have not."""
-    for name_of in (stacks_name, sites_name):
-        absent = [rank.rank for rank in ranks if name_of(rank.rank) not in names]
-        if absent and any(name_of(rank.rank) in names for rank in ranks):
-            more = f" and {len(absent) - 1} more" if len(absent) > 1 else ""
-            yield f"{name_of(absent[0])}{more} is missing, other ranks have theirs"
-
-
-def _kernels_of(files: dict[int, RankFile], rank: int) -> Iterator[tuple[int, list[NamedSpan]]]:
-    """Of the steps whose lines keep every kernel."""
-    names = kernel_names_beside(files[rank].path)
-    for record in _records_of(files, "kernels", rank):
-        if record.kernels is not None and record.kernels.spans is not None:
-            yield record.global_step, named_spans(record, names)
-
-
-def _kernel_names(paths: Iterable[Path]) -> set[str]:
-    return {name for path in paths for name in kernel_names_beside(path)}
+    return msgspec.structs.replace(loaded, kernels=partial(kernels_of, files))
 
 
 def _forget_calls(ranks: list[RankFile]) -> None:
@@ -273,32 +207,262 @@ def _forget_calls(ranks: list[RankFile]) -> None:
             steps.calls = None
 
 
-def _columns_of(files: dict[int, RankFile], source: Source, rank: int) -> Iterator[StepTable]:
-    """The numbers of _records_of, from columns where there are some."""
-    done = files[rank].sources[source]
-    for block in blocks_with_unwritten(files[rank].path, [], whole=True, left_out=files[rank].left_out):
-        if source not in block.sources():
-            continue
-        of_source = block.of_source(source)
-        place, counts = places_of(of_source.integers("global_step"), done)
-        for name in ("attempt", "rollbacks"):
-            counts &= getattr(done, name)[place] == of_source.integers(name)
-        if counts.any():
-            yield of_source.chosen(counts)
+# -- a run of its ranks -------------------------------------------------------------------------------------
 
 
-def _records_of(files: dict[int, RankFile], source: Source, rank: int) -> Iterator[StepRecord]:
-    """Records of a rank; of steps that were done more than once, those that count."""
-    done = files[rank].sources[source]
-    passes = dict(
-        zip(
-            done.global_step.tolist(),
-            zip(done.attempt.tolist(), done.rollbacks.tolist(), strict=True),
-            strict=True,
+class RankRows:
+    """Ranks in order, whose numbers become rows as they come."""
+
+    def __init__(self, num_ranks: int) -> None:
+        self.ranks: list[RankFile] = []
+        self.by_source: dict[Source, Rows] = {}
+        self._num_ranks, self._file = num_ranks, ArrayFile()
+
+    @classmethod
+    def of(cls, ranks: Sequence[RankFile]) -> "RankRows":
+        rows = cls(len(ranks))
+        for rank in ranks:
+            rows.add(rank)
+        return rows
+
+    def add(self, rank: RankFile) -> None:
+        sources = {}
+        for source, of_rank in rank.sources.items():
+            if source not in self.by_source:
+                self.by_source[source] = Rows(self._num_ranks, self._file)
+            sources[source] = self.by_source[source].add(len(self.ranks), of_rank)
+        self.ranks.append(replace(rank, sources=sources))
+
+
+class Rows:
+    """The rows by one source. Columns are the steps of the first rank: every rank did no others."""
+
+    def __init__(self, num_ranks: int, file: ArrayFile) -> None:
+        self._num_ranks, self._file = num_ranks, file
+        self._steps: NDArray[np.int64] | None = None
+        self._numbers: tuple[Arrays, Arrays] | None = None
+        """Floats, and integers."""
+
+    def add(self, row: int, of_rank: RankSteps) -> RankSteps:
+        """Take in the numbers of a rank as a row; the steps without them, which are those of the first rank
+        where they are alike."""
+        if self._steps is None or self._numbers is None:
+            self._steps = of_rank.global_step
+            shape = (self._num_ranks, len(self._steps))
+            file = self._file if shape[0] * shape[1] > MOST_IN_MEMORY else None
+            self._numbers = Arrays(shape, file), Arrays(shape, file, np.int64)
+        floats, integers = self._numbers
+        if np.array_equal(of_rank.global_step, self._steps):
+            of_rank = replace(of_rank, global_step=self._steps)
+            places: NDArray[np.intp] | slice = slice(None)
+        else:
+            places, _ = places_of(self._steps, of_rank)  # what the rank has not is chosen by nobody
+        for name, values in of_rank.numbers.items():
+            (integers if name in INTEGERS else floats).set_row(name, row, values[places])
+        return replace(of_rank, numbers={})
+
+    def numbers(self, num_ranks: int, steps: NDArray[np.int64]) -> tuple[Arrays, Arrays, Arrays, Floats]:
+        """Metrics, columns of the host, integers and host_bound of the first ranks in these steps, which all
+        of them did."""
+        assert self._numbers is not None
+        assert self._steps is not None
+        columns = np.searchsorted(self._steps, steps)
+        floats, integers = (arrays.chosen(num_ranks, columns) for arrays in self._numbers)
+        in_order = [*METRICS, *sorted(floats.keys() - {*METRICS, *OF_RUN})]
+        metrics, host_parts = floats.parted(
+            [name for name in in_order if not name.startswith(HOST)],
+            [name for name in in_order if name.startswith(HOST)],
         )
+        return metrics, host_parts, integers, floats["host_bound"]
+
+
+@dataclass(frozen=True, slots=True)
+class RunFiles:
+    """What was read of a run."""
+
+    path: Path
+    label: str
+    ranks: list[RankFile]
+    """In order."""
+    run: RunRecord | None
+    records: Callable[[Source, int], Iterator[StepRecord]]
+    """A rank's records of one source, read again."""
+    columns: Callable[[Source, int], Iterator[StepTable]] | None = None
+    """Their numbers, many records at a time."""
+    totals: dict[int, dict[str, float | int | None]] | None = None
+    """By rank; None where they are the sums of the steps."""
+    rows: RankRows | None = None
+    """None: those of ranks, which have their columns then."""
+    matches: bool = True
+    """Ranks are matched by their collectives."""
+
+
+def assemble(files: RunFiles, notes: list[str]) -> Run:
+    """The Run of the source with the most lines, the others beside it."""
+    counts: Counter[Source] = Counter()
+    rows = files.rows or RankRows.of(files.ranks)
+    for rank in files.ranks:
+        counts.update({source: len(steps.global_step) for source, steps in rank.sources.items()})
+    runs: list[Run] = []
+    for source in sorted(counts, key=lambda source: (_place(source, counts), SOURCES.index(source))):
+        source_run = _one_source(files, rows, source)
+        if source_run is None:
+            notes.append(f"lines of source {source} are left out: no step has them from every rank")
+        else:
+            runs.append(source_run)
+    if not runs:
+        lines = ", ".join(
+            f"rank {rank.rank} {sum(len(steps.global_step) for steps in rank.sources.values())}"
+            for rank in files.ranks[:8]
+        )
+        raise ReportError(f"{files.path}: no step was recorded by every rank from one source ({lines} lines)")
+    main, *other_runs = runs
+    main.notes[:0] = notes
+    main.other_sources.update({other_run.source: other_run for other_run in other_runs})
+    return main
+
+
+def _place(source: Source, counts: dict[Source, int]) -> int:
+    """Sort key of a source within a run: most steps first, kernel records before events."""
+    if source == "kernels" and counts[source] >= FEWEST_BY_KERNELS:
+        return -sum(counts.values())
+    return -counts[source]
+
+
+def _one_source(files: RunFiles, rows: RankRows, source: Source) -> Run | None:
+    """The run by one source; None where no step has it from every rank."""
+    ranks = [rank.rank for rank in files.ranks]
+    per_rank = [rank.sources[source] for rank in files.ranks if source in rank.sources]
+    if len(per_rank) < len(ranks):
+        return None
+    notes: list[str] = []
+    is_own = source in OWN_SOURCES
+    steps = _common_steps(per_rank, notes)
+    if is_own:
+        steps = _undisturbed(steps, files.run, notes)
+    if len(steps) == 0:
+        return None
+    metrics, host_parts, integers, host_bound = rows.by_source[source].numbers(len(ranks), steps)
+    start_ns, num_collectives = integers["start_unix_ns"], integers["num_collectives"]
+    places = [places_of(steps, of_rank)[0] for of_rank in per_rank]
+    has_details, collectives_kept, has_exposed = (
+        np.array([getattr(of_rank, name)[place] for of_rank, place in zip(per_rank, places, strict=True)])
+        for name in ("has_details", "has_collectives", "has_exposed")
     )
-    return (
-        record
-        for record in with_unwritten(files[rank].path, [], left_out=files[rank].left_out)
-        if record.source == source and passes.get(record.global_step) == (record.attempt, record.rollbacks)
+    has_collectives = np.logical_and.reduce(collectives_kept)
+    num_overlapping = sum(
+        of_rank.num_overlapping(place) for of_rank, place in zip(per_rank, places, strict=True)
     )
+    if num_overlapping:
+        notes.append(f"{num_overlapping} step windows overlap the next one: total counts that time twice")
+    left_out = _left_out(metrics)
+    if source == "host" and left_out.any():
+        _complete_alone(metrics, left_out, num_collectives)
+    not_measured: dict[str, str] = {}
+    for of_rank in per_rank:
+        for name, reason in of_rank.not_measured.items():
+            not_measured.setdefault(name, reason)
+    add_measures(metrics, collectives_kept, files.run, not_measured)
+    totals = files.totals or totals_of_ranks(ranks, metrics, num_collectives)
+    matched = _matched(ranks, per_rank, places) if files.matches and is_own else None
+    if matched is not None:
+        notes += matched.notes
+        if matched.num_matched:
+            knows_waits = collectives_kept & has_exposed
+            split_waits_of_records(metrics, host_parts, start_ns, matched, collectives_kept, knows_waits)
+    kinds = [
+        of_rank.kinds_in(place[has_collectives]) for of_rank, place in zip(per_rank, places, strict=True)
+    ]
+    return Run(
+        label=files.label,
+        path=files.path,
+        source=source,
+        ranks=ranks,
+        global_step=steps,
+        start_unix_ns=start_ns,
+        metrics=metrics,
+        num_collectives=num_collectives,
+        host_bound=host_bound,
+        has_details=np.logical_and.reduce(has_details),
+        has_collectives=has_collectives,
+        left_out=left_out,
+        totals=totals,
+        collectives=collectives(kinds, has_collectives, matched),
+        records=partial(files.records, source),
+        columns=None if files.columns is None else partial(files.columns, source),
+        record=files.run,
+        not_measured=not_measured,
+        notes=notes,
+        clock_offset_ns={} if matched is None else matched.clock.moved_ns,
+        clock_residual_us=None if matched is None else matched.clock.residual_us,
+        arrivals=arrivals_of_records(ranks, matched, len(steps)),
+        host_parts=host_parts,
+    )
+
+
+def _matched(
+    ranks: list[int], per_rank: Sequence[RankSteps], places: Sequence[NDArray[np.intp]]
+) -> MatchedRanks | None:
+    """None where there is one rank alone, or the calls of some rank are not known."""
+    calls = [of_rank.calls_in(place) for of_rank, place in zip(per_rank, places, strict=True)]
+    known = [of_rank for of_rank in calls if of_rank is not None]
+    return match_calls(ranks, known) if len(ranks) > 1 and len(known) == len(ranks) else None
+
+
+def _common_steps(per_rank: list[RankSteps], notes: list[str]) -> NDArray[np.int64]:
+    """Steps that every rank did, and did together; what is left out is noted."""
+    first = per_rank[0]
+    common = first.global_step
+    together = np.ones(len(common), dtype=bool)
+    for of_rank in per_rank[1:]:
+        rows, is_there = places_of(common, of_rank)
+        if not is_there.all():
+            rows, together, common = rows[is_there], together[is_there], common[is_there]
+        of_first, _ = places_of(common, first)
+        together &= of_rank.attempt[rows] == first.attempt[of_first]
+        together &= of_rank.rollbacks[rows] == first.rollbacks[of_first]
+    if not together.all():
+        notes.append(
+            f"{int((~together).sum())} steps are left out: the ranks' last records of them are of different "
+            "attempts"
+        )
+        common = common[together]
+    longest = max(len(of_rank.global_step) for of_rank in per_rank)
+    if 0 < len(common) < longest:
+        notes.append(f"{longest - len(common)} of {longest} steps are left out: not every rank recorded them")
+    return common
+
+
+def _undisturbed(steps: NDArray[np.int64], run: RunRecord | None, notes: list[str]) -> NDArray[np.int64]:
+    """Steps without those in which torch's profiler worked; how many those were is noted."""
+    profiled = [] if run is None else run.coverage.get("profiled_steps", [])
+    unprofiled = steps[~np.isin(steps, profiled)]
+    if not 0 < len(unprofiled) < len(steps):
+        return steps  # all of them: slow numbers are better than none
+    notes.append(f"{len(steps) - len(unprofiled)} steps are left out: torch's profiler worked in them")
+    return unprofiled
+
+
+# -- steps that the overhead left out --------------------------------------------------------------------
+
+
+def _left_out(metrics: Arrays) -> Flags:
+    """[step]: no rank has times of the source in it, and other steps have."""
+    is_timed = np.zeros(metrics.shape[1], dtype=bool)
+    for rows in row_blocks(metrics.shape):
+        is_timed |= np.isfinite(metrics["compute_ms"][rows]).any(axis=0)
+    result: Flags = ~is_timed & is_timed.any()
+    return result
+
+
+def _complete_alone(metrics: Arrays, left_out: Flags, num_collectives: NDArray[np.int64]) -> None:
+    """Fill in what source host would have noted of these steps, in a run of one process none of whose
+    recorded steps communicates: on a CPU it computes whenever it is in a step."""
+    if metrics.shape[0] != 1 or np.nan_to_num(metrics["comm_ms"]).any() or num_collectives.any():
+        return
+    step_ms, between_ms = metrics["step_ms"], metrics["between_steps_ms"]
+    for name, values in {"compute_ms": step_ms - between_ms, "idle_ms": between_ms}.items():
+        metrics[name] = np.where(left_out, values, metrics[name])
+    none = ("comm_ms", "hidden_ms", "exposed_ms", "hidden_per_compute")
+    for name in (*none, "compute_allreduce_ms", "compute_reducescatter_ms", "stalled_ms"):
+        metrics[name] = np.where(left_out & np.isfinite(step_ms), 0.0, metrics[name])
