@@ -16,7 +16,7 @@ import numpy as np
 from harness import arguments, write
 from simulated_runs import GROUPS, Floats, Runs, Simulation, autoregressive
 
-from aorta.account.judge.states import differ
+from aorta.account.judge.pairing import differ
 from aorta.timeline.ratio import Decision, LogRatio, Spread, decided, log_ratio, taken_columns, work_columns
 from aorta.timeline.statistics import ALPHA, MIN_STEPS, warmup_steps
 

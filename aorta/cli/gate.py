@@ -43,7 +43,7 @@ def gate_command(
     Exit code 0: the same within --matters, or faster; 1: slower; 3: cannot tell, also where the program, its
     model or the devices are others than the baseline's. Three runs a side tell what single ones cannot.
     """
-    from aorta.account.judge.settings import others_than
+    from aorta.account.judge.alike import others_than
     from aorta.account.results.baseline import (
         baseline_runs,
         bless,

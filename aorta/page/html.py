@@ -13,7 +13,7 @@ from aorta._version import __version__
 from aorta.account.judge.answer import dataset_answer, mfu_text
 from aorta.account.judge.cells import account_of
 from aorta.account.judge.kernels import kernels_by_class, kernels_by_name, operators
-from aorta.account.judge.shown import Shown
+from aorta.account.judge.ranks import Shown
 from aorta.account.judge.timed_steps import host_bound_text
 from aorta.account.load.rank.kernels import KernelTimeRow
 from aorta.account.model import Causes, Dataset, Report, Statistic

@@ -2,9 +2,8 @@
 
 from typing import Any
 
-from aorta.account.judge.remarks import remarks
 from aorta.account.judge.sites import sites_of
-from aorta.account.judge.timed_steps import host_bound_text
+from aorta.account.judge.timed_steps import host_bound_text, remarks
 from aorta.account.load.rank.kernels import KernelTimeRow
 from aorta.account.model import CollectiveRow, Dataset, Report, Run
 from aorta.hazards.findings import read_checked

@@ -12,8 +12,7 @@ from aorta.account.judge.compare import CALLED
 from aorta.account.judge.judged import looked_at, missing, statistic, why_missing
 from aorta.account.judge.kernels import kernels_by_class, kernels_by_name, operators, queue_text
 from aorta.account.judge.phases import PhaseRow, phases_of
-from aorta.account.judge.remarks import remarks
-from aorta.account.judge.timed_steps import host_bound_text, timed_steps
+from aorta.account.judge.timed_steps import host_bound_text, remarks, timed_steps
 from aorta.account.load.measures import memory_limit_bytes
 from aorta.account.load.rank.kernels import KernelTimeRow, compared_kernels, count_text, kernel_name
 from aorta.account.metrics import ENERGY, MEASURES, PER_STEP, RATES, metric_key, of_operation, operations

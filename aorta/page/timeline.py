@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from aorta.account.judge.shown import Shown, telling_ranks
+from aorta.account.judge.ranks import Shown, telling_ranks
 from aorta.account.model import Arrivals, Causes, NamedSpan, Report, Run
 from aorta.records.perfetto import COMPUTE, EXPOSED, HIDDEN, IDLE, states
 from aorta.records.reader import OP_OF_STREAM

@@ -9,7 +9,7 @@ import numpy as np
 
 from aorta.account.judge.cells import CELLS, EXPOSED_CELLS, Account, account_of
 from aorta.account.judge.ranks import rank_rows
-from aorta.account.judge.remarks import partly_timed
+from aorta.account.judge.timed_steps import partly_timed
 from aorta.account.model import Dataset, Report
 from aorta.page.parts import (
     Column,

@@ -16,7 +16,7 @@ from aorta.account.judge.answer import add_observed
 from aorta.account.judge.compare import MATTERS, compare
 from aorta.account.judge.gate import Gate, check_budget, junit_xml, load_budget, markdown
 from aorta.account.judge.judged import dataset, judge
-from aorta.account.judge.shown import Shown, traced
+from aorta.account.judge.ranks import Shown, traced
 from aorta.account.judge.summary import summary
 from aorta.account.load.open import load_run
 from aorta.account.model import Causes, Dataset, Progress, Report, Run

@@ -10,8 +10,8 @@ from aorta.account.judge.cells import CELLS, EXPOSED_CELLS, IDLE_CELLS, account_
 from aorta.account.judge.phases import phases_of
 from aorta.account.judge.profiles import told_differences
 from aorta.account.judge.ranks import rank_rows
-from aorta.account.judge.remarks import partly_timed
 from aorta.account.judge.sites import sites_of
+from aorta.account.judge.timed_steps import partly_timed
 from aorta.account.load.evidence import comm_evidence
 from aorta.account.load.measures import peak_text
 from aorta.account.model import Causes, Dataset

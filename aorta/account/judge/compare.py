@@ -7,15 +7,20 @@ import msgspec
 import numpy as np
 
 from aorta.account import numbers
-from aorta.account.judge.alike import MAIN, why_unlike
+from aorta.account.judge.alike import (
+    MAIN,
+    PER_GPU,
+    programs,
+    setting_differences,
+    unequal_work,
+    why_unlike,
+    work_notes,
+)
 from aorta.account.judge.decompose import Change, decompose
 from aorta.account.judge.judged import why_missing
-from aorta.account.judge.pairing import Pairs, pairing_text, pairs, rare_text, state_text
+from aorta.account.judge.pairing import Pairs, pairing_text, pairs, rare_text, state_text, states_text
 from aorta.account.judge.sentences import comparison_notes, headline, method_notes, scope_text
-from aorta.account.judge.settings import programs, setting_differences
-from aorta.account.judge.states import states_text
 from aorta.account.judge.timed_steps import values_where_timed
-from aorta.account.judge.work import PER_GPU, unequal_work, work_notes
 from aorta.account.metrics import (
     WORK,
     Meaning,

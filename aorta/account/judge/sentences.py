@@ -3,12 +3,18 @@
 from collections.abc import Iterator, Sequence
 
 from aorta.account import numbers
-from aorta.account.judge.alike import MAIN, is_window, kind_of_source
+from aorta.account.judge.alike import (
+    MAIN,
+    PER_GPU,
+    devices_text,
+    is_window,
+    kind_of_source,
+    rate_text,
+    work_text,
+)
 from aorta.account.judge.cells import CELLS
 from aorta.account.judge.judged import bandwidths
-from aorta.account.judge.remarks import partly_timed
-from aorta.account.judge.settings import devices_text
-from aorta.account.judge.work import PER_GPU, rate_text, work_text
+from aorta.account.judge.timed_steps import partly_timed
 from aorta.account.metrics import metric_key, of_operation
 from aorta.account.model import (
     ConfidenceInterval,

@@ -27,7 +27,6 @@ from aorta.account.load.again import (
 )
 from aorta.account.load.arrays import MOST_IN_MEMORY, ArrayFile, Arrays
 from aorta.account.load.attempts import ranks_of_run
-from aorta.account.load.collectives import collectives
 from aorta.account.load.ending import (
     cut,
     damage_line,
@@ -48,6 +47,7 @@ from aorta.account.load.waits import (
     MatchedRanks,
     arrivals_of_records,
     busbw_by_transfer,
+    collectives,
     match_calls,
     split_waits_of_records,
 )

@@ -39,9 +39,8 @@ from aorta.why.causes.finding import (
 from aorta.why.causes.losses.of_a_step import findings
 from aorta.why.causes.losses.outside import outside_cause
 from aorta.why.causes.losses.waiting import left_out
-from aorta.why.causes.program import program_of, without_in_force, workers_of
+from aorta.why.causes.program import program_of, stack_of, without_in_force, workers_of
 from aorta.why.causes.rules import CauseRule, rules
-from aorta.why.causes.stack import stack_of
 from aorta.why.causes.text import (
     fact_texts,
     filled,

@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 
-from aorta.account.judge.operators import operator_rows
+from aorta.account.judge.kernels import operator_rows
 from aorta.cli import main
 from aorta.hardware import load_hardware
 from aorta.traces.inventory import Inventory, LaunchQueue, WorkKey, WorkTimes, _launchers

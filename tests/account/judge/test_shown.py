@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from aorta.account.judge import shown
+from aorta.account.judge import ranks as shown
 from aorta.errors import ReportError
 from aorta.page.write import Outputs, write_report
 from tests.account.reports_in_memory import records_of

@@ -5,7 +5,7 @@ import pytest
 
 from aorta.account.judge.cells import account_of
 from aorta.account.judge.judged import dataset, judge
-from aorta.account.judge.remarks import remarks
+from aorta.account.judge.timed_steps import remarks
 from aorta.account.load.open import load_run
 from aorta.page.table import dataset_table
 from aorta.records.schema import HostUse, OverheadRecord, OverlapRecord

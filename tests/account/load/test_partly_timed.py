@@ -7,7 +7,7 @@ import pytest
 from aorta.account.judge.answer import dataset_answer
 from aorta.account.judge.gate import check_budget, load_budget
 from aorta.account.judge.judged import dataset, judge
-from aorta.account.judge.remarks import remarks
+from aorta.account.judge.timed_steps import remarks
 from aorta.account.load.open import load_run
 from aorta.page.distributions import distribution_data
 from aorta.page.html import page

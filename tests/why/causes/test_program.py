@@ -8,10 +8,17 @@ import pytest
 from aorta.account.judge.judged import judge
 from aorta.account.load.open import load_run
 from aorta.records.schema import CallSite, CallSites
-from aorta.why.causes.program import OFFERS, program_of, without_in_force, workers_of
+from aorta.why.causes.program import (
+    OFFERS,
+    STACKS,
+    program_of,
+    stack_of,
+    told_by_kernels,
+    without_in_force,
+    workers_of,
+)
 from aorta.why.causes.rank import found_causes
 from aorta.why.causes.rules import rules
-from aorta.why.causes.stack import STACKS, stack_of, told_by_kernels
 from tests.records.run_folders import run_record
 from tests.why.causes.runs import MIB, Host, causes, run_of
 

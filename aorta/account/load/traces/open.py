@@ -15,12 +15,18 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from aorta.account.load.collectives import add_waits_of_kinds
 from aorta.account.load.evidence import comm_evidence
 from aorta.account.load.open import RunFiles, assemble
 from aorta.account.load.traces.reduce import RankSummary, kernels_of, records_of, reduce_ranks
 from aorta.account.load.traces.steps import NOT_IN_TRACE, OF_KIND
-from aorta.account.load.waits import RankWaits, StepWaits, add_waits, arrivals, last_to_arrive
+from aorta.account.load.waits import (
+    RankWaits,
+    StepWaits,
+    add_waits,
+    add_waits_of_kinds,
+    arrivals,
+    last_to_arrive,
+)
 from aorta.account.metrics import of_operation
 from aorta.account.model import Arrivals, CollectiveKind, Progress, Run
 from aorta.account.numbers import number

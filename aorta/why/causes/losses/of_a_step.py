@@ -29,7 +29,6 @@ from aorta.why.causes.losses.program_code import (
 from aorta.why.causes.losses.slow_steps import slow_steps
 from aorta.why.causes.losses.telemetry import clocks, given_back, memory_limit, retries
 from aorta.why.causes.losses.transfer import exposure, small_calls, transfer
-from aorta.why.causes.losses.uneven_batches import uneven_batches
 from aorta.why.causes.losses.waiting import (
     ASLEEP,
     CELLS_OF_PART,
@@ -38,6 +37,7 @@ from aorta.why.causes.losses.waiting import (
     WORDS,
     locked_out_facts,
     unbalanced_stages,
+    uneven_batches,
     waiting,
 )
 

@@ -10,7 +10,7 @@ import msgspec
 
 from aorta.account.cause import CauseKind
 from aorta.errors import ConfigError
-from aorta.why.causes.stack import STACKS
+from aorta.why.causes.program import STACKS
 
 
 class RuleChange(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
