@@ -5,8 +5,9 @@ spans and collectives of single steps stay on disk and are read again with Run.r
 """
 
 from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
+from functools import wraps
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Concatenate, Literal, ParamSpec, TypeVar
 
 import msgspec
 import numpy as np
@@ -20,6 +21,7 @@ from aorta.timeline.types import Source
 from aorta.traces.inventory import Inventory
 
 Value = TypeVar("Value")
+P = ParamSpec("P")
 
 DAMAGED = "damaged or missing"
 """Begins what is said of a damaged run before all its numbers."""
@@ -243,7 +245,7 @@ class Run(msgspec.Struct, frozen=True):
     """Collectives of the judged steps, those that take most time first."""
     whole: "Run | None" = None
     """Of which these are some of the steps; None where they are all."""
-    _results: dict[str, Any] = msgspec.field(default_factory=dict)
+    _results: dict[Any, Any] = msgspec.field(default_factory=dict)
 
     def __post_init__(self) -> None:
         msgspec.structs.force_setattr(self, "_results", {})  # a changed copy has results of its own
@@ -262,13 +264,6 @@ class Run(msgspec.Struct, frozen=True):
         """Columns of the judged steps in every array."""
         return slice(self.num_warmup, None)
 
-    def once(self, name: str, compute: Callable[[], Value]) -> Value:
-        """compute(), which outputs ask for again and again; from the second time on its first result."""
-        if name not in self._results:
-            self._results[name] = compute()
-        result: Value = self._results[name]
-        return result
-
     def values(self, metric: str) -> NDArray[np.float64]:
         """[rank, step] of the judged steps."""
         return self.metrics[metric][:, self.judged_steps]
@@ -284,6 +279,20 @@ class Run(msgspec.Struct, frozen=True):
     def _mean(self, arrays: Mapping[str, NDArray[np.float64]], name: str) -> float | None:
         values = arrays[name][:, self.judged_steps] if name in arrays else np.zeros(0)
         return float(np.nanmean(values)) if np.isfinite(values).any() else None
+
+
+def once_of_run(compute: Callable[Concatenate[Run, P], Value]) -> Callable[Concatenate[Run, P], Value]:
+    """The function, whose result for a run (and what else it is given) the run keeps: outputs ask again."""
+
+    @wraps(compute)
+    def kept(run: Run, /, *args: P.args, **kwargs: P.kwargs) -> Value:
+        key = (compute, *args, *kwargs.values())
+        if key not in run._results:
+            run._results[key] = compute(run, *args, **kwargs)
+        result: Value = run._results[key]
+        return result
+
+    return kept
 
 
 class Dataset(msgspec.Struct, frozen=True):

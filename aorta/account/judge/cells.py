@@ -28,7 +28,7 @@ from aorta.account.load.rank.host import (
     PREFIX,
     READY,
 )
-from aorta.account.model import Run, Statistic
+from aorta.account.model import Run, Statistic, once_of_run
 from aorta.account.rows import positive
 from aorta.timeline.collective import POINT_TO_POINT
 
@@ -203,12 +203,9 @@ class Account:
         return rows
 
 
+@once_of_run
 def account_of(judged: Run) -> Account:
     """Made once for a run. Of a run of many ranks and steps the last steps (looked_at)."""
-    return judged.once("account", lambda: _account(judged))
-
-
-def _account(judged: Run) -> Account:
     looked = looked_at(judged)
     columns = looked.judged_steps
     host = Host(looked, columns)
@@ -469,17 +466,14 @@ class Exposed:
         return self.wait_ms - self.lost_ms
 
 
-def exposed_of(judged: Run) -> Exposed | None:
+@once_of_run
+def exposed_of(run: Run) -> Exposed | None:
     """None where overlap was not measured, or nothing is exposed.
 
     Where all ranks communicate in the same groups, they leave together, and the last to come waits least:
     what another rank is exposed beyond that is waiting, even while other calls move. That needs no common
     clock. Elsewhere it is what matched collectives tell.
     """
-    return judged.once("exposed", lambda: _exposed_of(judged))
-
-
-def _exposed_of(run: Run) -> Exposed | None:
     name = "exposed_ms"
     if name not in run.metrics:
         return None

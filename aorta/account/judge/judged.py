@@ -13,7 +13,7 @@ from aorta.account.load.evidence import comm_evidence
 from aorta.account.load.rank.kernels import NAME_COUNT, NAME_TIME
 from aorta.account.load.waits import is_of_transfer
 from aorta.account.metrics import metric_key, of_operation
-from aorta.account.model import CollectiveKind, CollectiveRow, Dataset, Run, Statistic
+from aorta.account.model import CollectiveKind, CollectiveRow, Dataset, Run, Statistic, once_of_run
 from aorta.account.numbers import none_if_nan
 from aorta.account.rows import row_medians_and_percentile
 from aorta.errors import ReportError
@@ -71,16 +71,13 @@ def selected(run: Run, steps: tuple[int, int] | None, ranks: Collection[int] | N
     return msgspec.structs.replace(_part(run, np.array(rows), columns), other_sources={})
 
 
-def looked_at(judged: Run) -> Run:
+@once_of_run
+def looked_at(run: Run) -> Run:
     """The judged steps that the account is made of: those whose parts are known on every rank, without a
     last one that holds the program's end; of a run of many ranks and steps the last ones, MOST_NUMBERS of all
     ranks together. Where the parts of steps that the overhead left out are known too, and these are the most,
-    those alone. judged itself where that is all of them.
+    those alone. The run itself where that is all of them.
     """
-    return judged.once("looked_at", lambda: _looked_at(judged))
-
-
-def _looked_at(run: Run) -> Run:
     first = _first_looked_at(run)
     is_known = np.ones(run.num_steps - first, dtype=bool)
     for name in ("step_ms", "compute_ms", "exposed_ms"):

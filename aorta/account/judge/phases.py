@@ -10,7 +10,7 @@ from aorta.account.judge.cells import account_of
 from aorta.account.judge.profiles import sampled_ranks
 from aorta.account.judge.stacks import Samples, WeightedStack, heaviest, samples_of
 from aorta.account.load.rank.phases import BYTES, PHASES, PREFIX, STEP
-from aorta.account.model import Run
+from aorta.account.model import Run, once_of_run
 from aorta.account.numbers import counted, quantity
 from aorta.account.rows import positive
 from aorta.records.schema import StepPhase
@@ -59,11 +59,6 @@ class PhaseRow:
     def place(self) -> str:
         """', most of it in fit(), a.py:45'"""
         return "" if self.line is None else f", most of it in {self.line.text}"
-
-
-def phases_of(judged: Run) -> list[PhaseRow]:
-    """In the order of a step; they add up to the host's. Nothing where no step shows its phases."""
-    return judged.once("phases", lambda: _phases_of(judged))
 
 
 def largest_text(judged: Run) -> str:
@@ -141,7 +136,9 @@ def _of_ranks(run: Run) -> dict[str, NDArray[np.float64]]:
     return {"step": whole, **found, "rest": whole - sum(found.values())}
 
 
-def _phases_of(judged: Run) -> list[PhaseRow]:
+@once_of_run
+def phases_of(judged: Run) -> list[PhaseRow]:
+    """In the order of a step; they add up to the host's. Nothing where no step shows its phases."""
     steps = _of_ranks(judged)
     if not steps:
         return []

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from aorta.account.judge.cells import account_of
 from aorta.account.metrics import THROTTLED, of_operation, operations
-from aorta.account.model import Run
+from aorta.account.model import Run, once_of_run
 from aorta.account.rows import row_percentiles
 from aorta.errors import ReportError
 
@@ -44,12 +44,9 @@ class RankRow:
         return self.num_last / self.num_judged if self.num_judged else 0.0
 
 
-def rank_rows(judged: Run) -> list[RankRow]:
+@once_of_run
+def rank_rows(run: Run) -> list[RankRow]:
     """The rank that costs the others most first; where nobody is known to be late, by time in compute."""
-    return list(judged.once("rank_rows", lambda: _rank_rows(judged)))
-
-
-def _rank_rows(run: Run) -> list[RankRow]:
     reasons = operations(run.metrics, THROTTLED)
     columns = {
         "step_ms": _over_steps(run, "step_ms"),

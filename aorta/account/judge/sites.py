@@ -3,7 +3,7 @@
 import msgspec
 
 from aorta.account.judge.profiles import sampled_ranks
-from aorta.account.model import Run
+from aorta.account.model import Run, once_of_run
 from aorta.account.numbers import byte_text, percent
 from aorta.records.stacks import StackFrame
 
@@ -44,12 +44,9 @@ class SiteRow(msgspec.Struct, frozen=True, kw_only=True):
         return "once a step" if self.per_step == 1 else f"{self.per_step:.3g} times a step"
 
 
+@once_of_run
 def sites_of(judged: Run) -> list[SiteRow]:
     """Those that move most first; rows of several ranks that are alike are one."""
-    return judged.once("sites", lambda: _sites_of(judged))
-
-
-def _sites_of(judged: Run) -> list[SiteRow]:
     if judged.sites is None:
         return []
     are_parameters = gathers_parameters(judged)

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aorta.account.cause import CodeLine
-from aorta.account.model import Run
+from aorta.account.model import Run, once_of_run
 from aorta.records.stacks import DOING, PLACES, STACK_PHASES, Doing, Place, StackFrame, StackPhase, Stacks
 from aorta.timeline.types import TRACE_SOURCES
 
@@ -94,12 +94,9 @@ class WeightedStack:
     doing: Doing
 
 
-def samples_of(judged: Run, rank: int) -> Samples | None:
+@once_of_run
+def samples_of(run: Run, rank: int) -> Samples | None:
     """None where no stacks were sampled in judged steps."""
-    return judged.once(f"samples.{rank}", lambda: _samples_of(judged, rank))
-
-
-def _samples_of(run: Run, rank: int) -> Samples | None:
     if run.stacks is None or run.source in TRACE_SOURCES:
         return None
     stacks = run.stacks(rank)

@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 from aorta.account.judge.overhead import overhead_texts
 from aorta.account.load.rank.kernels import graph_text
-from aorta.account.model import Dataset, Run
+from aorta.account.model import Dataset, Run, once_of_run
 from aorta.account.numbers import number
 from aorta.account.rows import row_blocks
 
@@ -17,13 +17,10 @@ BOUNDS_OF_HOST_BOUND = (
 )
 
 
+@once_of_run
 def timed_steps(judged: Run) -> NDArray[np.bool_]:
     """[judged step]: some rank has numbers of compute or communication. Where times are taken in one
     step of many (--overhead), the other steps have no such numbers."""
-    return judged.once("timed_steps", lambda: _timed_steps(judged))
-
-
-def _timed_steps(judged: Run) -> NDArray[np.bool_]:
     is_timed = np.zeros(judged.num_judged, dtype=bool)
     for name in ("compute_ms", "comm_ms"):
         values = judged.values(name)

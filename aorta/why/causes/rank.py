@@ -18,7 +18,7 @@ from aorta.account.judge.late import LateRank, steps_left_out
 from aorta.account.judge.occasional import Occasions, occasions, of_all_steps
 from aorta.account.judge.phases import line_of_evaluation
 from aorta.account.judge.stacks import sampled_ms
-from aorta.account.model import Causes, Dataset, Run
+from aorta.account.model import Causes, Dataset, Run, once_of_run
 from aorta.account.numbers import quantity
 from aorta.account.rows import positive
 from aorta.timeline.statistics import MIN_STEPS, estimate, side
@@ -98,11 +98,6 @@ def causes_of(dataset: Dataset, path: str = "", *, replays: bool = True) -> Caus
     )
 
 
-def found_causes(judged: Run, path: str = "RUN") -> Causes:
-    """Causes alone, and what none of them takes; made once for a run."""
-    return judged.once(f"causes.{path}", lambda: _found_causes(judged, path))
-
-
 def late_rank(judged: Run) -> LateRank | None:
     """The rank that the others wait for most, of the largest cause of which one rank is late."""
     for cause in found_causes(judged).listed:
@@ -113,7 +108,9 @@ def late_rank(judged: Run) -> LateRank | None:
     return None
 
 
-def _found_causes(judged: Run, path: str) -> Causes:
+@once_of_run
+def found_causes(judged: Run, path: str = "RUN") -> Causes:
+    """Causes alone, and what none of them takes."""
     account = account_of(judged)
     looked = looked_at(judged)
     if not account.mean_step_ms > 0 or judged.source == "projected":  # a model knows its losses
