@@ -1,6 +1,5 @@
 """A loss that the numbers of a run show, before it is put into words."""
 
-import math
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,20 +17,6 @@ ANY_CELL = (
     *("compute", "hidden", "optimizer"),
 )
 """Cells of a loss of which no more is known than that it is not communication."""
-
-MENDED_ERROR = 0.3
-"""By how much, as a ratio, mending may save more or less than the cells say: what hid behind a loss comes
-out, and what is mended seldom goes to 0."""
-MENDED_MORE = 0.65
-"""By how much more where idle time alone tells the loss: kernels, copies and waits go with it. Of planted
-losses mended, nine in ten were within these two; docs/evidence.md says in how many when each was left out."""
-MENDED_LESS = 0.65
-"""By how much less where what stands in for a loss takes time as well: code of the program is made shorter
-or rarer, exposed communication sends less or hides a part. Of 8 planted ones of own code, mending saved 0.4
-to 1.6 of what was said, 0.7 in the median."""
-LESS: tuple[CauseKind, ...] = ("program_code", "transfer")
-WIDEST = 4.0
-"""Factor above which an interval tells nothing."""
 
 
 @dataclass(slots=True)
@@ -101,18 +86,3 @@ def of_the_least(by_rank: Floats) -> Floats:
         return np.zeros(by_rank.shape[1])
     part: Floats = by_rank.mean(axis=0) * (means.min() / means.mean())
     return part
-
-
-def ratio_interval(
-    ms: float,
-    half_width_ms: float,
-    most_ms: float = math.inf,
-    more_ms: float = 0.0,
-    errors: tuple[float, float] = (MENDED_ERROR, MENDED_ERROR),
-) -> tuple[float, float] | None:
-    """Of what mending saves, by the interval over steps; None where that tells nothing."""
-    half = half_width_ms / ms
-    if half > math.log(WIDEST):
-        return None
-    low, high = (math.hypot(half, error) for error in errors)
-    return ms * math.exp(-low), min((ms + more_ms) * math.exp(high), most_ms)

@@ -9,7 +9,16 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from aorta.account.cause import Cause, CauseKind, CodeLine
+from aorta.account.cause import (
+    MENDED_ERROR,
+    MENDED_LESS,
+    MENDED_MORE,
+    WIDEST,
+    Cause,
+    CauseKind,
+    CodeLine,
+    ratio_interval,
+)
 from aorta.account.judge.alike import is_whole_trace
 from aorta.account.judge.cells import LOSSES, Account, account_of
 from aorta.account.judge.contradictions import please_report
@@ -26,15 +35,9 @@ from aorta.timeline.types import TRACE_SOURCES
 from aorta.why.causes.code_lines import issued_text, issuing_layer, line_of
 from aorta.why.causes.contradictions import Exposures, without_contradictions
 from aorta.why.causes.finding import (
-    LESS,
-    MENDED_ERROR,
-    MENDED_LESS,
-    MENDED_MORE,
     WAIT,
-    WIDEST,
     CauseFinding,
     Floats,
-    ratio_interval,
 )
 from aorta.why.causes.losses.of_a_step import findings
 from aorta.why.causes.losses.outside import outside_cause
@@ -74,6 +77,7 @@ RARE = 0.5
 """Median over mean below which a loss is in few steps."""
 UNLIKE = 0.75
 """Mean over median below which it is not in all steps, as a loss in every second one."""
+LESS: tuple[CauseKind, ...] = ("program_code", "transfer")
 BY_IDLE_TIME: tuple[CauseKind, ...] = (
     "launch_bound",
     "synchronisation",

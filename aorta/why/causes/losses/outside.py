@@ -4,10 +4,9 @@ import math
 
 import numpy as np
 
-from aorta.account.cause import Cause, CodeLine
+from aorta.account.cause import Cause, CodeLine, ratio_interval
 from aorta.account.judge.cells import LARGE_SHARE, Account
 from aorta.account.numbers import percent, quantity
-from aorta.why.causes.finding import ratio_interval
 
 LEAST_MS = 1.0
 """Of a gap between two steps: clocks and rounding make shorter ones."""
