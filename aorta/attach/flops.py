@@ -6,6 +6,7 @@
 While that step runs, Module.__call__ is replaced, and nothing is when it has ended. A copy shares no tensor,
 no hook and no random number with the model. What cannot be counted has no number and a reason: values that
 the model reads, collectives in its forward pass, operators without a formula. Experts count as evenly used.
+Of a model that is parallel by tensors the whole is counted, and divided by the ranks that share it.
 """
 
 import random
@@ -37,8 +38,10 @@ MOST_KINDS = 8
 MOST_MODULES = 20_000
 LOOP = 64
 """Operators that one call of a module calls itself, not by modules in it, from which on it is a loop."""
-REFUSED_AXES = ("tp", "ep", "cp", "pp", "tensor", "expert", "context", "pipeline", "model", "mp")
-"""Axes of device meshes whose ranks share the work of one model."""
+TENSOR_AXES = ("tp", "tensor", "model", "mp")
+"""Axes of device meshes whose ranks share the work of one model, and are given the same batch."""
+REFUSED_AXES = ("ep", "cp", "pp", "expert", "context", "pipeline")
+"""Axes whose ranks share it otherwise."""
 KNOWN = ("aten", "prims", "prim", "profiler")
 HEAVY = ("mm", "conv", "attention", "rnn", "lstm", "gru")
 """Parts of names of operators that have FLOPs worth counting."""
@@ -98,6 +101,8 @@ class ModelCalls:
         self._num_calls = Counter[int]()
         """In the open step, by module."""
         self._trained: set[int] = set()
+        self._num_sharing = 1
+        """Ranks that share the work of one model."""
         self._depth = 0
 
     def begin_step(self, optimizers: Iterable[Any], number: int) -> None:
@@ -277,12 +282,19 @@ class ModelCalls:
         self._copies.clear()
 
     def _is_model(self, module: Module) -> bool:
-        """True where it holds what is trained. Raises NotCountedError where ranks share it."""
+        """True where it holds what is trained. Raises NotCountedError as num_ranks_sharing."""
         entry = self._models.get(id(module))
         if entry is None or entry[0]() is not module:
             holds = any(id(parameter) in self._trained for parameter in module.parameters())
             if holds:
-                _refuse_shared(module)
+                num_sharing = num_ranks_sharing(module)
+                if num_sharing != self._num_sharing and any(
+                    is_model for _, is_model in self._models.values()
+                ):
+                    raise NotCountedError(
+                        "ranks share the work of some of the step's models and not of others"
+                    )
+                self._num_sharing = num_sharing
             entry = self._models[id(module)] = ref(module), holds
         return entry[1]
 
@@ -297,11 +309,15 @@ class ModelCalls:
 
     def batch(self) -> tuple[int | None, int | None, str]:
         """Rows of a step's batch, or its tokens where it is a table of them, by the module that gets least (a
-        discriminator gets more than a batch); and why neither is known."""
+        discriminator gets more than a batch); and why neither is known. Of a batch that ranks share, this
+        rank's part."""
         usual = self._usual()
         if self._size_error or usual is None:
             return None, None, self._size_error or (UNLIKE if any(self._sizes) else NO_CALL)
         rows, tokens, _ = usual
+        if (tokens or rows) % self._num_sharing:
+            return None, None, f"{self._num_sharing} ranks share a batch of {tokens or rows}"
+        rows, tokens = rows // self._num_sharing, tokens // self._num_sharing
         return None if tokens else rows or None, tokens or None, ""
 
     def _usual(self, of_first: bool = False) -> tuple[int, ...] | None:
@@ -320,7 +336,8 @@ class ModelCalls:
         return usual if is_known and not (of_first and is_other[0]) else None
 
     def count(self) -> tuple[float | None, str]:
-        """FLOPs of the step, or None; and the reason. Drops what was noted."""
+        """FLOPs of the step, or None; and the reason. Drops what was noted. Of a model whose work ranks share
+        this rank's part."""
         kinds, self._kinds = self._kinds, {}
         self._copies.clear()
         num_at = self._copied.num_at
@@ -342,10 +359,14 @@ class ModelCalls:
             per_step, loop = max(loops, key=lambda entry: entry[0])
             self.loop = msgspec.structs.replace(loop, per_step=per_step)
         with suppress(Exception):  # of what trains nothing, or of a copy that trains less
+            if self._num_sharing > 1:
+                raise NotCountedError("what this rank does of the work is not told by lines")
             self.work = msgspec.structs.replace(self.work, **self._work_of(kinds, counted))
         if self._usual(of_first=True) is None:
             return None, UNLIKE  # they are those of one step
-        return (float(total), "") if total > 0 else (None, "torch counts no operator of the model")
+        return (
+            (total / self._num_sharing, "") if total > 0 else (None, "torch counts no operator of the model")
+        )
 
     def _work_of(
         self, kinds: dict[Any, tuple[Module, Any, Any]], counted: "dict[Any, _Count]"
@@ -412,26 +433,38 @@ def copy_without_data(module: Module) -> Module:
     return _copied(module, {})
 
 
-def _refuse_shared(module: Module) -> None:
-    """Raises NotCountedError where ranks share the work of one model, or may do so: by the axes of the meshes
-    that its parameters lie on, and where these have no names, by what is sharded though not by FSDP."""
+def num_ranks_sharing(module: Module) -> int:
+    """Ranks that share the work of one model, by the meshes that its parameters lie on: those of a tensor
+    axis; where a mesh has no names, all of it where matrices are sharded though not by FSDP.
+
+    Raises NotCountedError where ranks share it otherwise, or may do so.
+    """
     of_fsdp = {
         id(parameter)
         for inner in module.modules()
         if _plain_class(type(inner)) is not type(inner)
         for parameter in inner.parameters()
     }
+    sizes: set[int] = set()
     for name, parameter in module.named_parameters():
         mesh = getattr(parameter, "device_mesh", None)
-        for axis in getattr(mesh, "mesh_dim_names", None) or ():
-            if any(axis.startswith(refused) for refused in REFUSED_AXES):
+        axes = getattr(mesh, "mesh_dim_names", None) or ()
+        for axis, size in zip(axes, getattr(mesh, "shape", ()), strict=False):
+            if axis.startswith(REFUSED_AXES):
                 raise NotCountedError(f"ranks of the axis {axis} share the work of one model")
-        if mesh is None or getattr(mesh, "mesh_dim_names", None) or id(parameter) in of_fsdp:
+            if axis.startswith(TENSOR_AXES):
+                sizes.add(size)
+        if mesh is None or axes or id(parameter) in of_fsdp:
             continue
         if any(not placement.is_replicate() for placement in getattr(parameter, "placements", ())):
-            raise NotCountedError(
-                f"{name} is sharded over a mesh without names, so that ranks may share the work of one model"
-            )
+            if parameter.dim() > 2 or mesh.ndim > 1:  # experts, which get tokens of their own
+                raise NotCountedError(
+                    f"{name} is sharded over a mesh without names: ranks may share the work of one model"
+                )
+            sizes.add(mesh.size())
+    if len(sizes) > 1:
+        raise NotCountedError("different numbers of ranks share the work of parts of the model")
+    return sizes.pop() if sizes else 1
 
 
 def _copied(module: Module, known: dict[int, Any]) -> Module:

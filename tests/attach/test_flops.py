@@ -7,10 +7,14 @@ from weakref import ref
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Replicate, Shard
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils.checkpoint import checkpoint
 
 from aorta.attach.flops import (
@@ -240,7 +244,7 @@ def test_what_a_backward_pass_calls_again_is_no_call_of_the_step():
     again = 2 * B * S * LAYERS * 8 * D * D + LAYERS * 4 * B * S * S * D
     work = calls.work
     assert (work.again, work.flops) == (again, OF_DECODER + again)
-    assert work.again_at.text == "Decoder.forward(), test_flops.py:53"
+    assert work.again_at.text == "Decoder.forward(), test_flops.py:57"
 
 
 class Probe(nn.Module):
@@ -535,31 +539,61 @@ def test_tied_parameters_stay_tied():
     assert copy[1].weight is copy[0].weight
 
 
+def meshed(model: nn.Linear, names, placement, shape=(2,)) -> nn.Linear:
+    """With a weight as DTensors are."""
+    mesh = SimpleNamespace(mesh_dim_names=names, shape=shape, ndim=len(shape), size=lambda: shape[-1])
+    model.weight.device_mesh, model.weight.placements = mesh, (placement,)
+    return model
+
+
 @pytest.mark.parametrize(
     ("names", "placement", "reason"),
     [
-        (("dp", "tp"), Replicate(), "ranks of the axis tp share the work of one model"),
-        (("mp",), Shard(0), "ranks of the axis mp share the work of one model"),
+        (("cp",), Replicate(), "ranks of the axis cp share the work of one model"),
+        (("dp", "ep"), Shard(0), "ranks of the axis ep share the work of one model"),
         (None, Shard(0), "weight is sharded over a mesh without names"),
         (None, Replicate(), ""),
         (("dp",), Shard(0), ""),
     ],
 )
-def test_ranks_that_share_a_model_have_neither_flops_nor_a_batch(names, placement, reason):
-    model = nn.Linear(4, 4)
-    model.weight.device_mesh, model.weight.placements = SimpleNamespace(mesh_dim_names=names), (placement,)
-    calls = noted(model, torch.zeros(5, 4))
+def test_ranks_that_share_a_model_otherwise_have_neither_flops_nor_a_batch(names, placement, reason):
+    shape = (2,) * len(names) if names else (2, 2)
+    calls = noted(meshed(nn.Linear(4, 4), names, placement, shape), torch.zeros(5, 4))
     assert calls.batch()[0] == (None if reason else 5)
     assert calls.batch()[2].startswith(reason)
     assert calls.count()[1].startswith(reason)
 
 
+@pytest.mark.parametrize(("names", "shape"), [(None, (2,)), (("mp",), (2,)), (("dp", "tp"), (3, 2))])
+def test_ranks_of_a_tensor_axis_have_their_part_of_flops_and_batch(names, shape):
+    calls = noted(meshed(nn.Linear(4, 4), names, Shard(0), shape), torch.zeros(6, 4))
+    assert calls.batch()[0] == 3
+    assert calls.count() == (2 * (2 * 6 * 4 * 4) / 2, "")
+    odd = noted(meshed(nn.Linear(4, 4), names, Shard(0), shape), torch.zeros(5, 4))
+    assert odd.batch() == (None, None, "2 ranks share a batch of 5")
+
+
+def test_a_model_that_torch_makes_parallel_by_tensors_has_half_the_flops_on_each_of_two_ranks():
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
+    try:
+        model = Decoder()
+        plan = {
+            "blocks.*.up": ColwiseParallel(),
+            "blocks.*.down": RowwiseParallel(),
+            "head": ColwiseParallel(),
+        }
+        parallelize_module(model, init_device_mesh("cpu", (2,), mesh_dim_names=("tp",)), plan)
+        calls = noted(model, IDS)
+        assert calls.count() == (OF_DECODER / 2, "")
+        assert calls.batch()[1] == B * S // 2
+    finally:
+        dist.destroy_process_group()
+
+
 def test_fsdp_may_shard_over_a_mesh_without_names():
     """Its default one. fully_shard gives modules a class of these bases."""
-    model = nn.Sequential(nn.Linear(4, 4))
+    model = nn.Sequential(meshed(nn.Linear(4, 4), None, Shard(0)))
     model.__class__ = type("FSDPSequential", (type("FSDPModule", (), {}), nn.Sequential), {})
-    weight = model[0].weight
-    weight.device_mesh, weight.placements = SimpleNamespace(mesh_dim_names=None), (Shard(0),)
     assert noted(model, torch.zeros(5, 4)).batch() == (5, None, "")
 
 
