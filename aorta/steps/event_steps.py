@@ -31,12 +31,12 @@ from aorta.steps.record import (
     host_spans,
     left_out_record,
     module_places,
+    noted_fields,
     scalar_reasons,
-    step_record,
 )
 from aorta.timeline.collective import POINT_TO_POINT
 from aorta.timeline.intervals import EMPTY, Intervals, clip, intersect, length_ms, subtract, union
-from aorta.timeline.overlap import active_segments, overlap, stream_uses
+from aorta.timeline.overlap import active_segments, overlap, rounded, stream_uses
 from aorta.timeline.types import Kind, Span, Timeline
 
 DRIFT_PPM = 10.0
@@ -295,16 +295,15 @@ class EventSteps:
         timed = step.untimed is None
         if not detailed:
             not_measured["active_segments"] = not_measured["collectives"] = NO_DETAILS
-        return step_record(
-            step,
-            settings,
+        return StepRecord(
+            **noted_fields(step, settings),
             source=timeline.source,
             start_unix_ns=start_unix_ns,
             clock_error_us=error_us,
-            step_ms=step.window_ms,
-            between_steps_ms=max(0.0, step.window_ms - step.body_ms),
-            streams=stream_uses(timeline) if timed else {},
-            overlap=self._overlap(timeline, times, compute, not_measured) if timed else NO_OVERLAP,
+            step_ms=rounded(step.window_ms),
+            between_steps_ms=rounded(max(0.0, step.window_ms - step.body_ms)),
+            streams=rounded(stream_uses(timeline)) if timed else {},
+            overlap=rounded(self._overlap(timeline, times, compute, not_measured)) if timed else NO_OVERLAP,
             active_segments=active_segments(timeline) if detailed and timed else None,
             collectives=self._collectives(step, times) if detailed else None,
             host_spans=host_spans(

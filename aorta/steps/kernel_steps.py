@@ -21,17 +21,16 @@ from aorta.records.schema import (
 )
 from aorta.steps.notes import RECORD_DTYPE, CollectiveCall, KernelChunk, RecordedStep, ResolverSettings, What
 from aorta.steps.record import (
-    DIGITS,
     NO_DETAILS,
     NO_OVERLAP,
     collective_record,
     host_spans,
     module_places,
+    noted_fields,
     scalar_reasons,
-    step_record,
 )
 from aorta.timeline.intervals import EMPTY, Intervals, length_before, run_lengths_ns
-from aorta.timeline.overlap import active_segments, exposed_intervals, overlap, stream_uses
+from aorta.timeline.overlap import DIGITS, active_segments, exposed_intervals, overlap, rounded, stream_uses
 from aorta.timeline.types import Kind, Timeline
 from aorta.traces.classify import COMM_RULES, COMMUNICATION, COPY, classifier, kernel_class
 
@@ -269,16 +268,15 @@ class KernelSteps:
             not_measured["collectives"] = (
                 f"{len(matched.lone_calls)} of {len(step.calls)} have no kernel that is theirs for certain"
             )
-        return step_record(
-            step,
-            settings,
+        return StepRecord(
+            **noted_fields(step, settings),
             source="kernels",
             start_unix_ns=start_ns + settings.unix_minus_monotonic_ns,
             clock_error_us=CLOCK_ERROR_US,
-            step_ms=(end_ns - start_ns) / 1e6,
-            between_steps_ms=max(0.0, (end_ns - max(start_ns, window.body_end_ns)) / 1e6),
-            streams=stream_uses(timeline),
-            overlap=overlap(timeline),
+            step_ms=rounded((end_ns - start_ns) / 1e6),
+            between_steps_ms=rounded(max(0.0, (end_ns - max(start_ns, window.body_end_ns)) / 1e6)),
+            streams=rounded(stream_uses(timeline)),
+            overlap=rounded(overlap(timeline)),
             active_segments=active_segments(timeline) if spans else None,
             collectives=_collectives(step, launched, matched, start_ns, exposed)
             if detailed and unknown is None
@@ -505,9 +503,8 @@ def without_kernels(step: RecordedStep, settings: ResolverSettings, reason: str)
     not_measured, places = scalar_reasons(step), module_places(step)
     for name in ("step_ms", "between_steps_ms", "overlap", "streams", "active_segments", "kernels"):
         not_measured[name] = reason
-    return step_record(
-        step,
-        settings,
+    return StepRecord(
+        **noted_fields(step, settings),
         source="kernels",
         start_unix_ns=step.start_ns + settings.unix_minus_monotonic_ns,
         clock_error_us=None,

@@ -1,14 +1,12 @@
 """Fields that step records of every source share.
 
-`step_record` and `collective_record` make records of steps and calls for event_steps and kernel_steps;
-`partial_record` makes one for sources that know less: traces, `aorta train` without a recorder, projections.
+`noted_fields` and `collective_record` serve event_steps and kernel_steps. `partial_record` makes a record for
+sources that know less: traces, `aorta train` without a recorder, projections.
 """
 
 import math
 from collections.abc import Callable
 from typing import Any
-
-import msgspec
 
 from aorta.records.schema import (
     CollectiveMember,
@@ -21,13 +19,11 @@ from aorta.records.schema import (
 )
 from aorta.steps.notes import CollectiveCall, HostNote, RecordedStep, ResolverSettings, Use
 from aorta.timeline.collective import algbw_gb_s, busbw_gb_s
+from aorta.timeline.overlap import rounded
 from aorta.timeline.types import Source
 
 LOGGED_FIELDS = ("loss", "lr", "grad_norm")
 """Logged values that have a field of their own in a record; all others go into `scalars`."""
-
-DIGITS = 6
-"""Of ms: ns."""
 
 NO_DETAILS = "kept in some steps"
 """Reason in `not_measured` of steps that are written without their details."""
@@ -40,12 +36,9 @@ UNMEASURED: dict[str, Any] = {
 }  # fmt: skip
 
 
-def step_record(step: RecordedStep, settings: ResolverSettings, **measured: Any) -> StepRecord:
-    """The record of a step: what the host noted, and `measured`, the fields of what timed it."""
-    for name in ("step_ms", "between_steps_ms", "overlap", "streams"):
-        if name in measured:
-            measured[name] = rounded(measured[name])
-    return StepRecord(
+def noted_fields(step: RecordedStep, settings: ResolverSettings) -> dict[str, Any]:
+    """The fields of a step's record that do not depend on what timed it."""
+    return dict(
         rank=settings.rank,
         world_size=settings.world_size,
         epoch=step.epoch,
@@ -67,19 +60,7 @@ def step_record(step: RecordedStep, settings: ResolverSettings, **measured: Any)
         attempt=settings.attempt,
         rollbacks=step.rollbacks,
         gap=step.gap,
-        **measured,
     )
-
-
-def rounded(value: Any) -> Any:
-    """Return numbers, a struct or dict of them too, with as many digits as clocks have."""
-    if isinstance(value, float):
-        return round(value, DIGITS)
-    if isinstance(value, dict):
-        return {name: rounded(of_name) for name, of_name in value.items()}
-    if isinstance(value, msgspec.Struct):
-        return type(value)(**{name: rounded(getattr(value, name)) for name in value.__struct_fields__})
-    return value
 
 
 def left_out_record(step: RecordedStep, settings: ResolverSettings, source: Source) -> StepRecord:
@@ -91,15 +72,14 @@ def left_out_record(step: RecordedStep, settings: ResolverSettings, source: Sour
     # `recorded` says that the rest was not measured; reasons for each of it would be half of such a line.
     not_measured = scalar_reasons(step) | dict.fromkeys(("overlap", "collectives"), step.left_out)
     not_measured.pop("memory", None)
-    return step_record(
-        step,
-        settings,
+    return StepRecord(
+        **noted_fields(step, settings),
         source=source,
         is_recorded=False,
         start_unix_ns=step.start_ns + settings.unix_minus_monotonic_ns,
         clock_error_us=None if settings.on_device else 1.0,
-        step_ms=(step.window_end_ns - step.start_ns) / 1e6,
-        between_steps_ms=(step.window_end_ns - step.body_end_ns) / 1e6,
+        step_ms=rounded((step.window_end_ns - step.start_ns) / 1e6),
+        between_steps_ms=rounded((step.window_end_ns - step.body_end_ns) / 1e6),
         overlap=NO_OVERLAP,
         host_spans=host_spans(step, lambda ns: (ns - step.start_ns) / 1e6),
         not_measured=not_measured,

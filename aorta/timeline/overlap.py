@@ -7,6 +7,7 @@ here.
 from functools import cache
 from typing import Any
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -33,6 +34,9 @@ from aorta.timeline.types import (
     Timeline,
     Total,
 )
+
+DIGITS = 6
+"""Of ms in lines: ns."""
 
 SEGMENT_NAMES = (*STREAM_NAMES, COPY)
 """Names of what may be active in a segment."""
@@ -78,6 +82,17 @@ def overlap(timeline: Timeline) -> OverlapRecord:
         hidden_by_op=hidden_by_op,
         exposed_by_op=exposed_by_op,
     )
+
+
+def rounded(value: Any) -> Any:
+    """Return numbers, a struct or dict of them too, with as many digits as clocks have."""
+    if isinstance(value, float):
+        return round(value, DIGITS)
+    if isinstance(value, dict):
+        return {name: rounded(of_name) for name, of_name in value.items()}
+    if isinstance(value, msgspec.Struct):
+        return type(value)(**{name: rounded(getattr(value, name)) for name in value.__struct_fields__})
+    return value
 
 
 def _exposed_copy_ms(timeline: Timeline, comm: Intervals, compute: Intervals) -> float | None:
