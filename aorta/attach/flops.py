@@ -28,6 +28,7 @@ from torch.utils.flop_counter import FlopCounterMode, flop_registry
 
 from aorta.attach.layout_copies import LayoutCopies, line_of
 from aorta.attach.loss_loops import LossLoops
+from aorta.attach.needless_batches import NeedlessBatches, unwrapped
 from aorta.attach.needless_operators import NeedlessOperators, Table
 from aorta.attach.program import program_frame
 from aorta.records.schema import NO_CALL, NO_OPTIMIZER, UNLIKE, LossLoop, OperatorLoop, WorkOfStep
@@ -98,6 +99,7 @@ class ModelCalls:
         self.precision: str | None = None
         """In which most of the work is done, by autocast and the parameters' type."""
         self._copied, self._of_loss = LayoutCopies(), LossLoops()
+        self._batches = NeedlessBatches()
         self._num_calls = Counter[int]()
         """In the open step, by module."""
         self._trained: set[int] = set()
@@ -113,6 +115,7 @@ class ModelCalls:
         self._first = self._first if self._sizes else number
         self._sizes.append({})
         self._num_calls.clear()
+        self._batches.begin_step(number)
         self._next = number + (1 if len(self._sizes) < ALIKE else max((number - self._first) // 2, 1))
         compiled = getattr(sys.modules.get("torch._dynamo.eval_frame"), "OptimizedModule", None)
         if compiled is not None and _compiled_frames() > 0:
@@ -130,6 +133,7 @@ class ModelCalls:
             self._sizes[-1].clear()
         self._copied.end()
         self._of_loss.end_step()
+        self._batches.end_step()
         is_first = len(self._sizes) == 1
         self._unread = {
             key: (held, first, None if is_first else _some_of(one))
@@ -162,8 +166,10 @@ class ModelCalls:
             if calls._depth or threading.get_ident() != thread or torch.compiler.is_compiling():
                 return original(self, *args, **named)
             # In a backward pass modules are called again, for what was not kept.
-            is_forward = torch.is_grad_enabled() and torch._C._current_graph_task_id() == -1
-            if not (is_forward and calls._note(self, args, named)):
+            if torch._C._current_graph_task_id() != -1:
+                return original(self, *args, **named)
+            note = calls._note if torch.is_grad_enabled() else calls._note_quiet
+            if not note(self, args, named):
                 return original(self, *args, **named)
             calls._depth += 1
             try:
@@ -171,7 +177,7 @@ class ModelCalls:
             finally:
                 calls._depth -= 1
             with suppress(Exception):
-                if calls._is_model(self):
+                if torch.is_grad_enabled() and calls._is_model(self):
                     calls._of_loss.model_returns(_tensors(result))
             return result
 
@@ -197,9 +203,21 @@ class ModelCalls:
             try:
                 key = self._note_kind(module, leaves, structure) if len(self._sizes) == 1 else None
                 self._note_given(module, leaves, key)
+                with suppress(Exception):  # nothing is said of batches
+                    self._batches.called(module, leaves, key, False, None)
+                    if size[1]:
+                        self._batches.is_table(next(one for one in leaves if getattr(one, "ndim", 0) == 2))
             except Exception as error:
                 self._refuse(_text_of(error))
         return True
+
+    def _note_quiet(self, module: Module, args: Any, named: Any) -> bool:
+        """The same of a call without gradients."""
+        with suppress(Exception):
+            if not self._error and not self._size_error and self._is_model(module):
+                self._batches.called(module, tree_flatten((args, named))[0], None, True, _line())
+                return True
+        return False
 
     def _note_given(self, module: Module, leaves: list[Any], key: Any) -> None:
         """key: of the kind of call, in the first step."""
@@ -399,6 +417,8 @@ class ModelCalls:
             for name, by_line in of_kind.items():
                 sums[name].update({at or line: times * num for at, num in by_line.items()})
         of_bytes = {"bytes": float(num_bytes), "again_bytes": float(again_bytes)}
+        twice, twice_at = self._batches.again()
+        padding, columns = self._batches.padding()
         of_rows = {
             number: (1 - table.num_looked_up / table.num_rows) * table.num_rows * table.row_bytes
             for number, table in tables.items()
@@ -411,7 +431,14 @@ class ModelCalls:
             for name, by_line in found.items()
         }
         is_all = any(one.needless.is_all(lines.get("unchanged_at")) for one in counted.values())
-        return {"flops": float(flops), **of_bytes, **lines, "unchanged_is_all": is_all} | {
+        of_batches = {
+            "twice": float(sum(num * counted[key].forward[0] for key, num in twice.items())),
+            "twice_bytes": float(sum(num * counted[key].forward[1] for key, num in twice.items())),
+            "twice_at": twice_at,
+            "padding": padding,
+            "padding_columns": columns,
+        }
+        return {"flops": float(flops), **of_bytes, **lines, **of_batches, "unchanged_is_all": is_all} | {
             name: float(one.total()) for name, one in found.items()
         }
 
@@ -424,8 +451,7 @@ def copy_without_data(module: Module) -> Module:
 
     Wrappers are left out: what DDP and torch.compile wrap. Raises NotCountedError.
     """
-    while type(module).__name__ in ("DistributedDataParallel", "DataParallel", "OptimizedModule"):
-        module = module._orig_mod if type(module).__name__ == "OptimizedModule" else module.module  # type: ignore[assignment]
+    module = unwrapped(module)
     if sum(1 for _ in module.modules()) > MOST_MODULES:
         raise NotCountedError(f"the model has more than {MOST_MODULES:,} modules")
     if any(type(inner).__name__ == "FullyShardedDataParallel" for inner in module.modules()):
@@ -574,6 +600,8 @@ class _Count(NamedTuple):
     """That operators without FLOPs read and write; of these of what is done again."""
     again_bytes: int
     needless: NeedlessOperators
+    forward: tuple[int, int]
+    """FLOPs, and bytes of operators that have none."""
 
 
 def _counted(
@@ -598,6 +626,7 @@ def _counted(
             outputs = [leaf for leaf in _tensors(model(*args, **named)) if leaf.requires_grad]
             again.is_backward = watched.is_backward = True
             num_forward = watched.num_operators
+            forward = int(counter.get_total_flops()), watched.num_bytes - watched.needless.bytes_left_out
             if outputs:
                 torch.autograd.backward([output.real.float().sum() for output in outputs])
             elif needs_gradient:
@@ -611,7 +640,9 @@ def _counted(
     flops = int(counter.get_total_flops()) - again.flops.total()
     needless = watched.needless
     num_bytes = watched.num_bytes - needless.bytes_left_out
-    return _Count(flops, loop, again.flops, watched.fp64, watched.fp32, num_bytes, again.num_bytes, needless)
+    return _Count(
+        flops, loop, again.flops, watched.fp64, watched.fp32, num_bytes, again.num_bytes, needless, forward
+    )
 
 
 @contextmanager

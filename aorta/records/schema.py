@@ -528,6 +528,15 @@ class WorkOfStep(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     rows_bytes: float = 0.0
     """Of gradients: rows of tables that the step does not look up."""
     rows_at: StackFrame | None = None
+    twice: float = 0.0
+    """Forward without gradients, of batches that the model has in the step anyway; none of `flops`."""
+    twice_bytes: float = 0.0
+    """None of `bytes`."""
+    twice_at: StackFrame | None = None
+    padding: float = 0.0
+    """Of tokens: the part that fills rows up to one length."""
+    padding_columns: float = 0.0
+    """The part that fills all rows of the batch."""
     copies: int = 0
     """By Tensor.contiguous, which lines of the program called on tensors that lie otherwise."""
     copies_at: StackFrame | None = None

@@ -356,6 +356,11 @@ LINE = StackFrame("train.py", 5, "Model.forward", True)
         (WorkOfStep(flops=4e9, bytes=10.0, unchanged=1e9, unchanged_bytes=2.0), None, [("unchanged", 5.8)]),
         # Written, and of the optimizer's 6 ms the part of its parameters.
         (WorkOfStep(flops=4e9, bytes=10.0, rows_bytes=5.0), None, [("rows", 5.0)]),
+        # A fifth of what the step takes with it; padding of all rows, of some, and of so little.
+        (WorkOfStep(flops=4e9, bytes=8.0, twice=1e9, twice_bytes=2.0), None, [("twice", 4.8)]),
+        (WorkOfStep(flops=4e9, padding=0.4, padding_columns=0.25), None, [("padding", 6.0)]),
+        (WorkOfStep(flops=4e9, padding=0.5, padding_columns=0.1), None, [("lengths", 12.0)]),
+        (WorkOfStep(flops=4e9, padding=0.2), None, []),
         (WorkOfStep(), None, []),
     ],
 )

@@ -17,6 +17,7 @@ from aorta.account.load.measures import memory_limit_bytes
 from aorta.account.load.rank.kernels import NAME_COUNT, NAME_TIME, TIME
 from aorta.account.metrics import of_operation, operations
 from aorta.account.model import Run
+from aorta.account.numbers import percent
 from aorta.account.rows import positive
 from aorta.hardware import hardware_name_of, load_hardware
 from aorta.records.schema import WorkOfStep
@@ -49,6 +50,9 @@ LAYOUT_COPY = re.compile(r"^elementwise_kernel(_manual_unroll)? \(direct_copy")
 those of like strides, which change the type."""
 CUDNN_COPY = re.compile(r"nchwToNhwc|nhwcToNchw", re.IGNORECASE)
 """Kernels that cuDNN puts around a convolution for tensor cores, which want channels last."""
+LARGE_PADDING = 0.3
+"""Of tokens: batches of lengths that chance put together have some."""
+HALF = 0.5
 LEAST = 0.05
 """Of a step."""
 FLOPS_PER_BYTE = 8.0
@@ -134,9 +138,15 @@ def _tf32_as_fast(judged: Run) -> float:
 
 def _counted(judged: Run, account: Account, work: WorkOfStep) -> Iterator[CauseFinding]:
     """What takes its part of the time of all kernels but an optimizer's."""
-    ms = np.sum([account.cells[name] for name in CELLS if name in account.cells], axis=0).mean(axis=0)
+    ms: Floats = np.sum([account.cells[name] for name in CELLS if name in account.cells], axis=0).mean(axis=0)
     optimizer = _time_of_class(judged, "optimizer")
     ms = positive(ms - optimizer)
+    takes = TAKES
+    if not account.on_device:  # what others take of its cores goes with it
+        taken_ms = account.cells.get("core_taken", np.zeros_like(account.step_ms)).mean(axis=0)
+        of_work = float(ms.mean() / max((ms + taken_ms).mean(), 1e-9))
+        takes = {CELLS: of_work, ("core_taken",): 1 - of_work} if of_work < 1 else TAKES
+        ms = ms + taken_ms
     products = np.minimum(sum(_time_of_class(judged, name) for name in PRODUCTS), ms)
 
     def part_ms(flops: float, num_bytes: float) -> Floats:
@@ -147,7 +157,7 @@ def _counted(judged: Run, account: Account, work: WorkOfStep) -> Iterator[CauseF
         return (flops + weight * num_bytes) / (work.flops + weight * work.bytes) * ms
 
     def finding(op: str, what: str, at: StackFrame | None, lost_ms: Floats, **facts: object) -> CauseFinding:
-        return CauseFinding("compute", lost_ms, TAKES, facts={"op": op, "what": what, "at": at, **facts})
+        return CauseFinding("compute", lost_ms, takes, facts={"op": op, "what": what, "at": at, **facts})
 
     used = _memory_used(judged)
     if work.again and (not account.on_device or (used is not None and used[0] < SPARE * used[1])):
@@ -172,6 +182,19 @@ def _counted(judged: Run, account: Account, work: WorkOfStep) -> Iterator[CauseF
         seen_ms = 0.0 if at is None else sampled_ms(judged, at.file, at.function)
         lost_ms = lost_ms * (seen_ms / max(float(lost_ms.mean()), 1e-9)) if seen_ms else lost_ms
         yield finding("unchanged", "the same result computed in every step", work.unchanged_at, lost_ms)
+    if work.twice:
+        weight = 1 / (1 + work.twice / work.flops)  # what the step takes holds it
+        at = work.twice_at
+        seen_ms = 0.0 if account.on_device or at is None else sampled_ms(judged, at.file, at.function)
+        lost_ms = weight * part_ms(work.twice, work.twice_bytes)
+        lost_ms = np.full_like(lost_ms, seen_ms) if seen_ms else lost_ms
+        yield finding("twice", "the same batch forward once more", at, lost_ms)
+    if work.padding:
+        is_column = work.padding_columns >= HALF * work.padding
+        part = work.padding_columns if is_column else work.padding
+        if is_column or part >= LARGE_PADDING:
+            op = "padding" if is_column else "lengths"
+            yield finding(op, "padding of batches", None, part * ms, fills=percent(work.padding))
     if work.rows_bytes:
         yield from _unread_rows(judged, account, work, part_ms(0.0, work.rows_bytes), optimizer)
 

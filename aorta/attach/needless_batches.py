@@ -1,0 +1,114 @@
+"""Batches that a model works on without need, in steps that are noted: one that it has in the step anyway,
+and tokens that only fill rows up.
+
+Nothing of the tokens is kept but the part of them that is padding. It stays on their device until the end.
+"""
+
+from collections import Counter
+from typing import Any, NamedTuple
+from weakref import ref
+
+import torch
+from torch.nn import Module
+
+from aorta.records.stacks import StackFrame
+
+WRAPPERS = ("DistributedDataParallel", "DataParallel", "OptimizedModule")
+MOSTLY = 0.5
+"""Of the steps that were noted."""
+
+
+class _Call(NamedTuple):
+    """With or without gradients."""
+
+    module: int
+    given: list[Any]
+    """References to tensors."""
+    key: Any
+    """Of its kind, with gradients in the first step."""
+    line: StackFrame | None
+    """Without gradients."""
+
+
+class NeedlessBatches:
+    """Of all steps that were noted."""
+
+    def __init__(self) -> None:
+        self._calls: list[_Call] = []
+        """Of the open step, and of the one before: a step may end with the optimizer."""
+        self._before: list[_Call] = []
+        self._num_steps = self._num_with_again = self._number = 0
+        """Steps that can tell: those behind another one that was noted."""
+        self._is_next = self._is_again = False
+        self._again = Counter[Any]()
+        self._lines = Counter[StackFrame | None]()
+        self._padding: list[torch.Tensor] = []
+
+    def begin_step(self, number: int) -> None:
+        self._is_next, self._number = number == self._number + 1, number
+        if not self._is_next:
+            self._before = []
+
+    def called(
+        self, module: Module, leaves: list[Any], key: Any, is_quiet: bool, line: StackFrame | None
+    ) -> None:
+        """key: of the kind of call, in the first step. is_quiet: without gradients."""
+        given = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
+        call = _Call(id(unwrapped(module)), [ref(one) for one in given], key, line if is_quiet else None)
+        for other in [*self._calls, *(self._before if is_quiet else ())]:
+            is_one = other.module == call.module and len(other.given) == len(given) > 0
+            if is_one and (other.line is None) == is_quiet and all(map(_is, other.given, given)):
+                self._is_again = True
+                self._lines[call.line or other.line] += 1
+                if (known := key or other.key) is not None:
+                    self._again[known] += 1
+                break
+        self._calls.append(call)
+
+    def is_table(self, tokens: torch.Tensor) -> None:
+        """Note how much of a table of tokens is padding."""
+        if tokens.dim() == 2 and min(tokens.shape) > 1:
+            sides = torch.stack([_padding(tokens), _padding(tokens.flip(1))])
+            self._padding.append(sides)
+
+    def end_step(self) -> None:
+        self._num_steps += self._is_next or self._is_again
+        self._num_with_again += self._is_again
+        self._is_again = False
+        self._calls, self._before = [], self._calls
+
+    def again(self) -> tuple[Counter[Any], StackFrame | None]:
+        """Calls of a step by kind, and the line that makes most of them; none where few steps have some."""
+        if self._num_with_again < MOSTLY * self._num_steps:
+            return Counter(), None
+        return self._again, max(self._lines, key=self._lines.__getitem__, default=None)
+
+    def padding(self) -> tuple[float, float]:
+        """Part of the tokens that is padding, and of the columns that are nothing else."""
+        if not self._padding:
+            return 0.0, 0.0
+        mean = torch.stack([one.cpu() for one in self._padding]).mean(0)
+        part, columns = mean[int(mean[:, 0].argmax())].tolist()
+        return part, columns
+
+
+def unwrapped(module: Module) -> Module:
+    """What DDP and torch.compile wrap."""
+    while type(module).__name__ in WRAPPERS:
+        module = module._orig_mod if type(module).__name__ == "OptimizedModule" else module.module  # type: ignore[assignment]
+    return module
+
+
+def _is(held: Any, tensor: torch.Tensor) -> bool:
+    return held() is tensor
+
+
+def _padding(tokens: torch.Tensor) -> torch.Tensor:
+    """Of rows that end in the value that most of them end in: the part that is this value from there on, but
+    for one of each; and the part that all rows have. None of a table of one value."""
+    last = tokens[:, -1]
+    value = last.mode().values
+    run = (tokens == value).flip(1).long().cumprod(1).sum(1)
+    holds_some = run.min() < tokens.shape[1]
+    fills = torch.where((last == value) & holds_some, run - 1, 0).float()
+    return torch.stack([fills.mean(), fills.min()]) / tokens.shape[1]
