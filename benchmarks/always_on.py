@@ -86,7 +86,7 @@ def main() -> None:
         "as it is": nullcontext,
         "without the step's end": lambda: instead(session, "optimizer_ended", lambda *_: None),
         "without notes of the host": without_notes,
-        "without lines": lambda: instead(sink, "put_left_out", lambda *_: None),
+        "without lines": lambda: instead(sink, "_put_left_out", lambda *_: None),
         "bare": bare,
     }
     lower_us: dict[str, list[float]] = {kind: [] for kind in kinds}

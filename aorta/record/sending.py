@@ -34,7 +34,7 @@ from aorta.records.schema import DeviceRecord, KernelCoverage, StepRecord
 from aorta.records.state import Tally
 from aorta.records.writer import LineWriter, next_line_number
 from aorta.steps.event_steps import EventSteps
-from aorta.steps.left_out import LeftOutLines
+from aorta.steps.left_out import left_out_records
 from aorta.steps.notes import (
     LEFT_OUT,
     RECORD_DTYPE,
@@ -373,9 +373,9 @@ class ThreadSink:
         self, settings: ResolverSettings, writer: LineWriter, listener: Listener, tally: Tally | None = None
     ) -> None:
         self._event_steps = EventSteps(settings)
-        self._left_out = LeftOutLines(settings, "host")
+        self._settings = settings
+        self._encode = msgspec.json.Encoder().encode
         self._told = Told()
-        self._unix_minus_monotonic_ns = settings.unix_minus_monotonic_ns
         self._writer = writer
         self._listener = listener
         self._tally = tally
@@ -393,16 +393,14 @@ class ThreadSink:
             self._listener(record)
 
     def _put_left_out(self, steps: LeftOutSteps, reply: bool) -> None:
-        written = self._writer.write_bodies(self._left_out.bodies(steps))
+        records = list(left_out_records(steps, self._settings, "host"))
+        written = self._writer.write_bodies([self._encode(record) for record in records])
         if self._tally is not None:
-            lengths_ms = [(step.end_ns - step.start_ns) / 1e6 for step in steps.steps]
-            last = steps.steps[-1]
+            lengths_ms, last = [record.step_ms or 0.0 for record in records], records[-1]
             why_lost = None if written else self._writer.why_lost
-            self._tally.add_lengths(
-                last.global_step, lengths_ms, last.end_ns + self._unix_minus_monotonic_ns, why_lost
-            )
+            self._tally.add_lengths(last.global_step, lengths_ms, last.end_unix_ns, why_lost)
         if reply:
-            for record in self._left_out.records(steps):
+            for record in records:
                 self._listener(record)
 
     def closing(self) -> None:

@@ -25,11 +25,12 @@ from aorta.records.state import Tally
 from aorta.records.writer import LineWriter, write_sealed
 from aorta.steps.event_steps import EventSteps
 from aorta.steps.kernel_steps import KernelSteps
-from aorta.steps.left_out import as_steps
+from aorta.steps.left_out import left_out_records
 from aorta.steps.notes import (
     CallSequence,
     Frame,
     KernelChunk,
+    LeftOutSteps,
     RecordedStep,
     ResolverSettings,
     decoded,
@@ -119,8 +120,7 @@ def serve(
             write(steps.put(frame.step, frame.reply))
         elif frame.left_out is not None:
             last_sent = (frame.left_out.steps[-1].rollbacks, frame.left_out.steps[-1].global_step)
-            for step in as_steps(frame.left_out):
-                write(steps.put(step, frame.reply))
+            write(steps.put(frame.left_out, frame.reply))
         elif frame.sequence is not None:
             steps.add_sequence(frame.sequence)
         elif frame.kernels is not None:
@@ -190,7 +190,7 @@ class StepQueue:
         """Of the step that was recorded last."""
         self._by_events = EventSteps(settings)
         self._by_kernels = KernelSteps(settings, kernel_names)
-        self._waiting: deque[tuple[RecordedStep, bool]] = deque()
+        self._waiting: deque[tuple[RecordedStep | LeftOutSteps, bool]] = deque()
         self._sequences: dict[int, CallSequence] = {}
 
     @property
@@ -207,9 +207,9 @@ class StepQueue:
         coverage = self._by_kernels.coverage()
         return coverage if coverage.num_steps else None
 
-    def put(self, step: RecordedStep, reply: bool) -> Iterator[tuple[StepRecord, bool]]:
-        """Take a step; yields the records that are ready now, each with its `reply`."""
-        if step.learned is not None:
+    def put(self, step: RecordedStep | LeftOutSteps, reply: bool) -> Iterator[tuple[StepRecord, bool]]:
+        """Take a step, or neighbours that were left out; yields what is ready now, each with its `reply`."""
+        if isinstance(step, RecordedStep) and step.learned is not None:
             step = self._sequences[step.learned.number].of_step(step)
         self._waiting.append((step, reply))
         return self._ready()
@@ -227,30 +227,32 @@ class StepQueue:
     def finish(self) -> Iterator[tuple[StepRecord, bool]]:
         """Resolve the steps that still wait, with the kernel records that have come."""
         while self._waiting:
-            yield self._resolve_first()
+            yield from self._resolve_first()
 
     def _ready(self) -> Iterator[tuple[StepRecord, bool]]:
         while self._waiting:
             step = self._waiting[0][0]
             if len(self._waiting) <= MOST_WAITING and not self._is_complete(step):
                 return
-            yield self._resolve_first()
+            yield from self._resolve_first()
 
-    def _resolve_first(self) -> tuple[StepRecord, bool]:
+    def _resolve_first(self) -> Iterator[tuple[StepRecord, bool]]:
         step, reply = self._waiting.popleft()
-        if step.left_out is not None:
-            return left_out_record(step, self._settings, self._source), reply
-        if not step.by_kernels:
-            self._source = "events"
-            return self._by_events.resolve(step), reply
-        self._source = "kernels"
-        return self._by_kernels.resolve(step), reply
+        if isinstance(step, LeftOutSteps):
+            for record in left_out_records(step, self._settings, self._source):
+                yield record, reply
+        elif step.left_out is not None:
+            yield left_out_record(step, self._settings, self._source), reply
+        else:
+            self._source = "kernels" if step.by_kernels else "events"
+            yield (self._by_kernels if step.by_kernels else self._by_events).resolve(step), reply
 
-    def _is_complete(self, step: RecordedStep) -> bool:
+    def _is_complete(self, step: RecordedStep | LeftOutSteps) -> bool:
         """Return True when everything recorded beside the step has come."""
-        if step.left_out is not None or not step.by_kernels:
+        if isinstance(step, LeftOutSteps) or step.left_out is not None or not step.by_kernels:
             return True
-        later = [step, *(waiting for waiting, _ in islice(self._waiting, 1, _LATER))]
+        waiting = (one for one, _ in islice(self._waiting, 1, _LATER))
+        later = [step, *(one for one in waiting if isinstance(one, RecordedStep))]
         return self._by_kernels.is_complete(step, later)
 
 

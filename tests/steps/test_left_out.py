@@ -1,10 +1,10 @@
-"""Lines of left-out steps are those of their records, however they are made."""
+"""Records of many left-out steps are those of each alone."""
 
-import msgspec
 import pytest
+from msgspec.structs import replace
 
-from aorta.records.schema import DeviceRecord, StepRecord
-from aorta.steps.left_out import LeftOutLines
+from aorta.records.schema import DeviceRecord
+from aorta.steps.left_out import left_out_records
 from aorta.steps.notes import HostNote, LeftOutStep, LeftOutSteps, ResolverSettings
 
 SETTINGS = ResolverSettings(
@@ -42,19 +42,18 @@ NOTES = [
 @pytest.mark.parametrize(
     "blocks",
     [
-        pytest.param([block(step(1), step(2, notes=NOTES), step(3, ready_ns=12_345))], id="one-block"),
+        pytest.param(
+            [block(step(1), step(2), step(3, notes=NOTES), step(4, ready_ns=12_345))], id="one-block"
+        ),
         pytest.param([block(step(1)), block(step(2, rollbacks=1), step(3, rollbacks=2))], id="rolled-back"),
         pytest.param([block(step(1)), block(step(2), device=SAMPLE), block(step(3))], id="telemetry"),
         pytest.param([block(step(1), reason="100 % <step>"), block(step(2))], id="reasons"),
         pytest.param([block(LeftOutStep(0, 0, 5, 5, 5, 0, 0, 0, []))], id="no-time-at-all"),
     ],
 )
-def test_a_line_is_what_its_record_would_be_written_as(blocks):
-    lines = LeftOutLines(SETTINGS, "host")
+def test_neighbours_are_what_each_would_be_alone(blocks):
+    """But for what the first of them has told: reasons, and the sample of the device."""
     for steps in blocks:
-        bodies = lines.bodies(steps)
-        records = list(lines.records(steps))
-        assert [msgspec.json.decode(body, type=StepRecord) for body in bodies] == records
-        assert [msgspec.json.decode(body) for body in bodies] == [
-            msgspec.json.decode(msgspec.json.encode(record)) for record in records
-        ]
+        found = list(left_out_records(steps, SETTINGS, "host"))
+        alone = [next(left_out_records(replace(steps, steps=[one]), SETTINGS, "host")) for one in steps.steps]
+        assert found == [alone[0], *(replace(one, not_measured={}, device=None) for one in alone[1:])]
