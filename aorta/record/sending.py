@@ -74,9 +74,6 @@ PIPE_POLL_S = 0.2
 """Interval between two looks whether a process that takes nothing is still worth waiting for."""
 MOST_LIKES = 32
 """Sequences of collectives that are remembered as sent."""
-_NO_CALLS: dict[str, Any] = {"calls": [], "waits": [], "stalls": [], "final_waits": []}
-_LEFT_BEHIND: dict[str, Any] = {"learned": None, "counts": None, "lost_futures": [], "logged": None}
-"""What of a step is of use in its own process alone."""
 
 # Why a line that is written for a killed process lacks numbers:
 KILLED = "its process was killed"
@@ -466,7 +463,7 @@ class Extractor:
         if step.left_out is not None:
             if step.logged is not None and self._clock.is_device:
                 self._clock.recycle([step.logged])
-            return _sent(step, telemetry, **_NO_CALLS)
+            return _sent(step, telemetry)
         calls = _with_phases(step)
         if step.by_kernels:
             learned = None if step.learned is None else self._learned(step.learned)
@@ -474,7 +471,7 @@ class Extractor:
             return _sent(
                 step,
                 telemetry,
-                **_NO_CALLS | {"calls": calls},
+                calls=calls,
                 learned=learned,
                 num_calls=0 if is_unknown else None,
             )
@@ -550,10 +547,8 @@ def host_only(step: RecordedStep, reason: str) -> RecordedStep:
     """
     scalars = {name: value for name, value in step.scalars.items() if isinstance(value, float)}
     missing = ("device", "collectives", *(name for name in step.scalars if name not in scalars))
-    return msgspec.structs.replace(
+    return _sent(
         step,
-        **_NO_CALLS,
-        **_LEFT_BEHIND,
         scalars=scalars,
         host_notes=[],
         not_measured=dict.fromkeys(missing, reason),
@@ -562,16 +557,16 @@ def host_only(step: RecordedStep, reason: str) -> RecordedStep:
     )
 
 
-def _sent(step: RecordedStep, telemetry: Telemetry, **read: Any) -> RecordedStep:
-    """Return the step as it is sent, with `read` in place of what it holds."""
-    return msgspec.structs.replace(
-        step,
-        **_LEFT_BEHIND | read,
-        scalars=read_scalars(step.scalars),
-        host_notes=list(step.host_notes),
-        device=telemetry.device,
-        not_measured=telemetry.not_measured,
-    )
+def _sent(step: RecordedStep, telemetry: Telemetry | None = None, **read: Any) -> RecordedStep:
+    """Return the step as it is sent: with what was read in place of what it holds, without other calls and
+    waits, and without what is of use in its own process alone."""
+    if telemetry is not None:
+        read |= {"scalars": read_scalars(step.scalars), **msgspec.structs.asdict(telemetry)}
+    sent: dict[str, Any] = {
+        "calls": [], "waits": [], "stalls": [], "final_waits": [], "host_notes": list(step.host_notes),
+        "lost_futures": [], "learned": None, "counts": None, "logged": None,
+    }  # fmt: skip
+    return msgspec.structs.replace(step, **sent | read)
 
 
 def _with_phases(step: RecordedStep) -> list[CollectiveCall]:
