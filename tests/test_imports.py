@@ -48,17 +48,6 @@ def test_aorta_itself_loads_nothing_large() -> None:
     assert run_python(code) == "[]\n"
 
 
-def test_the_recorder_loads_neither_yaml_nor_readers_of_traces() -> None:
-    code = """
-import sys, aorta
-aorta.instrument
-print([name for name in ("yaml", "isal", "scipy", "aorta.traces.kineto") if name in sys.modules])
-from aorta.config import load_config
-print(load_config("default").training.epochs)
-"""
-    assert run_python(code) == "[]\n1\n"
-
-
 def test_the_public_function_is_found_when_it_is_used() -> None:
     import aorta
     import aorta.record

@@ -102,7 +102,8 @@ def test_libraries_that_the_wheel_brought_need_no_compiler(installed: Path) -> N
 
 
 def test_a_configuration_is_found_by_its_name(installed: Path) -> None:
-    result = run(installed, "train", "--config", "fsdpp")
+    # With a number of ranks the settings are read before torch is loaded.
+    result = run(installed, "train", "--config", "fsdpp", "--nproc-per-node", "2")
     assert result.returncode == 2
     assert "aorta comes with ddp, default, fsdp, fsdp_tp, moe, tp" in result.stderr
 
