@@ -64,6 +64,10 @@ OF_KERNELS = ("compute", "imbalance")
 OF_ONE_LINE = (("small_messages", "launch_bound"), ("program_code", "pause"))
 """A larger and a smaller kind that are one loss where both are in one line: what issues messages launches
 late as well, and what a line takes in all steps holds what it takes in slow ones."""
+OF_HOSTS = ("synchronisation", "small_messages", "launch_bound", "program_code", "optimizer")
+"""Kinds by which hosts launch late."""
+ECHO = 0.4
+"""Of a late rank, that what all hosts lose must be for it to be late by that."""
 OF_MESSAGES = ("small_messages", "transfer")
 OF_OWN_CODE = ("program_code", "between_steps", *OF_MESSAGES)
 """Kinds of which two, one of them of messages, are one loss where both are in one function of the program or
@@ -150,9 +154,8 @@ def found_causes(judged: Run, path: str = "RUN") -> Causes:
         named += [
             (cause, {}) for cause in _of_left_out(late, rule_of[late.kind], judged, account, stack, path)
         ]
-    # A bubble behind unequal stages, whose part of it is known.
-    most_ms = {"bubble": min((one.ms for one, _ in named if one.kind == "late_rank"), default=math.inf)}
-    named.sort(key=lambda one: (-min(one[0].ms, most_ms.get(one[0].kind, math.inf)), one[0].kind in most_ms))
+    found_all = [cause for cause, _ in named]
+    named.sort(key=lambda one: _place(one[0], found_all))
     named = _once(named, looked)[:MOST_SHOWN]
     named, more = without_contradictions(named, account, stack)
     left = {name: account.mean_ms(name) for name in LOSSES if name in account.cells}
@@ -218,7 +221,7 @@ def _once_a_line(
             told.append((cause, taken))
             continue
         larger, its = told[place]
-        if _is_of_messages(larger, cause, judged):
+        if _is_of_messages(larger, cause, judged) or _is_of_one_rank(larger, cause):
             told[place] = (
                 _with(larger, cause),
                 {name: its.get(name, 0.0) + taken.get(name, 0.0) for name in its | taken},
@@ -258,8 +261,10 @@ def _with(larger: Cause, cause: Cause) -> Cause:
     if larger.interval_ms is not None and cause.interval_ms is not None:
         least, most = larger.interval_ms
         interval = least + cause.interval_ms[0], max(most, larger.ms + cause.interval_ms[1])
+    is_known = larger.kind != "late_rank" or larger.line is not None or not cause.is_waited_for
     return msgspec.structs.replace(
         larger,
+        change=larger.change if is_known else cause.change,
         ms=larger.ms + cause.ms,
         share=larger.share + cause.share,
         interval_ms=interval or larger.interval_ms,
@@ -268,9 +273,27 @@ def _with(larger: Cause, cause: Cause) -> Cause:
     )
 
 
+def _place(cause: Cause, named: list[Cause]) -> tuple[float, bool]:
+    """The largest first; but a bubble behind unequal stages, whose part of it is known, and a rank whose host
+    launches late behind what all hosts lose, where that is of its size: it is late by that."""
+    most_ms = math.inf
+    if cause.kind == "bubble":
+        most_ms = min((one.ms for one in named if one.kind == "late_rank"), default=math.inf)
+    if cause.kind == "late_rank" and any(text.startswith("launches:") for text in cause.evidence):
+        of_hosts = [one.ms for one in named if one.kind in OF_HOSTS and not one.is_waited_for]
+        most_ms = max((ms for ms in of_hosts if ms >= ECHO * cause.ms), default=math.inf)
+    return -min(cause.ms, most_ms), most_ms < cause.ms
+
+
+def _is_of_one_rank(larger: Cause, cause: Cause) -> bool:
+    """Whether the others wait for one rank for both, and of one no more is known."""
+    is_one = larger.rank == cause.rank is not None and larger.is_waited_for and cause.is_waited_for
+    return is_one and "late_rank" in (larger.kind, cause.kind) and larger.is_in_step and cause.is_in_step
+
+
 def _is_in(larger: Cause, cause: Cause, taken: dict[str, float], judged: Run | None) -> bool:
     """Whether both are one loss. Of pauses, sleep and evaluations take no compute, and slow steps do."""
-    if _is_of_messages(larger, cause, judged):
+    if _is_of_messages(larger, cause, judged) or _is_of_one_rank(larger, cause):
         return True
     if (larger.kind, cause.kind) not in OF_ONE_LINE or larger.line is None or cause.line is None:
         return False

@@ -16,7 +16,7 @@ from aorta.records.stacks import StackFrame
 from aorta.why.causes.finding import CauseFinding
 from aorta.why.causes.losses import of_a_step
 from aorta.why.causes.losses.needless import _tf32_as_fast, needless_work
-from aorta.why.causes.rank import Worth, _once, causes_of, found_causes
+from aorta.why.causes.rank import Worth, _once, _place, causes_of, found_causes
 from aorta.why.causes.text import nothing_text
 from tests.records.run_folders import run_record
 from tests.why.causes.runs import Host, causes, run_of, sampled
@@ -459,6 +459,32 @@ def test_messages_and_the_code_that_calls_for_them_are_one_loss(kind, is_late, i
         assert (first.ms, first.interval_ms, first.bound_ms) == (8.0, (4.0, 11.0), 6.0)
         assert first.evidence == ("3.00 ms of it are between_steps",)
         assert taken == {"transfer": 5.0, "compute": 3.0}
+
+
+def test_what_one_rank_is_waited_for_is_one_cause_with_the_remedy_of_what_is_known():
+    late, loads = (
+        Cause(
+            kind=kind, subject=kind, ms=ms, interval_ms=None, bound_ms=None, share=0.1, evidence=(),
+            change=kind, check="", source="records", rank=1, is_waited_for=True,
+        )
+        for kind, ms in (("late_rank", 5.0), ("data_loading", 3.0))
+    )  # fmt: skip
+    [(first, _)] = _once([(late, {}), (loads, {})])
+    assert (first.kind, first.ms, first.change) == ("late_rank", 8.0, "data_loading")
+
+
+@pytest.mark.parametrize(("host_ms", "is_first"), [(3.0, True), (1.0, False)])
+def test_a_rank_that_launches_late_stands_behind_what_all_hosts_lose(host_ms, is_first):
+    late, host, other = (
+        SimpleNamespace(kind=kind, ms=ms, evidence=evidence, is_waited_for=kind == "late_rank")
+        for kind, ms, evidence in (
+            ("late_rank", 5.0, ("launches: 9.00 ms a step there",)),
+            ("synchronisation", host_ms, ()),
+            ("transfer", 4.0, ()),
+        )
+    )
+    named = sorted((late, host, other), key=lambda one: _place(one, [late, host, other]))
+    assert (named.index(host) < named.index(late)) == is_first
 
 
 def test_an_interval_reaches_down_to_what_another_measure_tells():
