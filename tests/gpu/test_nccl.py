@@ -1,6 +1,7 @@
 """The instrument on real GPUs and NCCL: nothing missed, nothing counted twice, no memory freed early."""
 
 import multiprocessing
+import os
 import queue
 import shutil
 import tempfile
@@ -74,14 +75,13 @@ def test_peak_memory_is_that_without_the_instrument(placement):
         assert recorded <= 1.01 * without
 
 
+@pytest.mark.skipif(
+    os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1") != "1", reason="tests beside it take some"
+)
 @placements
 def test_recording_takes_16_MB_of_the_device_at_most(placement):
-    """Of all its processes: one beside this test may take some meanwhile, so it has three trials."""
-    for _ in range(3):
-        growth = [ranks["step 60"] for ranks in on_two_gpus(nccl_ranks.device_memory_growth, placement)]
-        if max(map(abs, growth)) <= 16e6:
-            return
-    raise AssertionError(growth)
+    for ranks in on_two_gpus(nccl_ranks.device_memory_growth, placement):
+        assert ranks["step 60"] <= 16e6
 
 
 def test_a_wait_is_as_long_as_what_it_waits_for_and_nothing_where_that_has_passed():
