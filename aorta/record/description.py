@@ -211,3 +211,12 @@ def collectives_seen(journal: Journal, groups: Any, sources: Sources) -> dict[st
         "why_all_seen": sources.why_all_seen,
         "groups": groups,
     }
+
+
+def end_marks(journal: Journal) -> dict[str, str]:
+    """Return where the ends of asynchronous collectives are marked, by NCCL group."""
+    return {
+        group.name: "group's stream" if group.own_stream is not None else "waiting stream"
+        for group in journal.groups()
+        if group.sought and group.backend == "nccl"
+    }

@@ -1,8 +1,9 @@
 """Times collectives on CUDA and HIP by events, without waiting for the device.
 
 A synchronous collective runs on the caller's stream, between two marks there. An asynchronous one runs on a
-stream that torch keeps to itself: its end is marked on a "probe" stream that waits for it. In steps that
-kernel records time, calls are only noted.
+stream that torch keeps to itself: its end is marked on a "probe" stream that waits for it, or on the group's
+own stream once GroupStreamFinder has found which one that is. In steps that kernel records time, calls are
+only noted.
 """
 
 import logging
@@ -17,6 +18,7 @@ from torch._C._distributed_c10d import ProcessGroup, Work
 
 from aorta.device.backend import Backend
 from aorta.device.event_clock import DeviceStream, EventClock, NamedStreams, Order
+from aorta.record.group_stream import finder_of
 from aorta.record.interception.stalls import BackwardWatch, CaptureWatch, current_graph_task
 from aorta.record.interception.works import DoneWork, Launch, TimedWork
 from aorta.record.journal import Journal
@@ -31,6 +33,11 @@ _DEDICATED = {
     "all_to_all": "alltoall",
 }
 """Operations that dedicated placement moves, and the name of the stream that each runs on."""
+_ON_GROUP_STREAM = frozenset(
+    ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "reduce", "gather", "scatter")
+)
+"""Operations that run on the one stream of their group. Sends and receives have one per peer, and a barrier
+makes the host wait."""
 
 # Why a call is not timed:
 _OUTSIDE = "outside of any step"
@@ -111,6 +118,8 @@ class EventObserver:
             if step is None or call.reason is not None:
                 return _work_of_untimed(self._launch_untimed(call, launch), call, self._done_work)
         if is_async:
+            if not noted_group.sought:
+                self._seek_stream(group, call)
             return self._launch_async(call, step, tensors, launch)
         name = self._dedicated_stream.get(op)
         if name is None:
@@ -265,11 +274,48 @@ class EventObserver:
             return self._done_work
         call.on_compute = caller.raw == step.compute_raw_stream
         self._journal.add_call(call)
-        return self._mark_end_on_probe(call, caller, tensors, work)
+        group_stream = call.group.own_stream
+        if group_stream is None or call.op not in _ON_GROUP_STREAM:
+            return self._mark_end_on_probe(call, caller, tensors, work)
+        call.stream = "group"
+        call.end = self._clock.mark(group_stream.stream)
+        return TimedWork(work, call, self, None)  # nothing waited for the real work, so it keeps the tensors
+
+    def _seek_stream(self, group: ProcessGroup, call: CollectiveCall) -> None:
+        """Begin to look for the stream of the group's collectives."""
+        if call.op not in _ON_GROUP_STREAM:
+            return
+        noted_group = call.group
+        noted_group.sought = True
+        if self._may_probe(call):
+
+            def begin() -> None:
+                noted_group.finder = finder_of(group, self._clock, [self._streams["probe"]])
+
+            self._search(noted_group, begin)
+
+    @staticmethod
+    def _search(group: Group, act: Callable[[], None]) -> None:
+        """Do a part of the search. What goes wrong in it ends the search, and never a step of training."""
+        try:
+            act()
+        except (RuntimeError, ValueError, IndexError, AttributeError) as error:
+            group.finder = None
+            logger.info("the stream of group %s is not sought any more: %s", group.name, error)
 
     def _may_probe(self, call: CollectiveCall) -> bool:
         """True if the probe stream may wait for this call: with NCCL the host goes on meanwhile."""
         return call.group.backend == self._collectives and not self._wait_blocks and call.op != "barrier"
+
+    @staticmethod
+    def _conclude(group: Group) -> None:
+        """Keep the stream that the search has found; drop a search that has ended."""
+        finder = group.finder
+        if finder is None or not (finder.given_up or finder.stream is not None):
+            return
+        if finder.stream is not None and not finder.given_up:
+            group.own_stream = finder.stream
+        group.finder = None
 
     def _launch_in_place(self, call: CollectiveCall, step: RecordedStep, launch: Launch) -> None:
         """Launch a synchronous call and time it on the caller's stream."""
@@ -319,6 +365,9 @@ class EventObserver:
         if not self._may_probe(call) or _has_hidden_inputs(call, tensors):
             # Waiting here would stop the host, or free memory too early: the caller's wait marks the end.
             return TimedWork(work, call, self, tensors)
+        finder = call.group.finder if call.op in _ON_GROUP_STREAM else None
+        if finder is not None:
+            self._search(call.group, lambda: finder.look(work, caller.raw))
         probe = self._streams["probe"]
         probe.make_current()  # wait() makes the current stream follow the work, and not the host
         try:
@@ -326,6 +375,9 @@ class EventObserver:
             call.end = self._clock.mark(probe.stream)
         finally:
             caller.make_current()
+        if finder is not None:
+            self._search(call.group, lambda: finder.check(probe.stream))
+            self._conclude(call.group)
         timed = TimedWork(work, call, self, tensors)  # waiting made the real work drop the tensors
         self._journal.in_flight(timed.in_flight)
         return timed

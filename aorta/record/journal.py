@@ -75,7 +75,7 @@ class Journal:
         if entry is not None and entry[0]() is process_group:
             return entry[1]
         group = self._named_group(process_group)
-        group.placed = False
+        group.forget_stream()
         key = id(process_group)
         self._groups_by_id[key] = (ref(process_group, lambda _: self._groups_by_id.pop(key, None)), group)
         return group

@@ -36,6 +36,7 @@ from aorta.record.description import (
     add_flops,
     collectives_seen,
     describe_run,
+    end_marks,
     finish_run,
 )
 from aorta.record.handles import StepHandle
@@ -423,6 +424,7 @@ class Recorder:
             "rank": self.rank,
             **collectives_seen(self.journal, self._sources.counts.result(), self._sources),
             **self.coverage_notes,
+            "end_marks": end_marks(self.journal),
             "kernel_records": self._kernel_records(output.matched()),
             "unresolved_steps": output.num_unresolved,
             "left_out_steps": self.steps.num_left_out,

@@ -83,7 +83,7 @@ class LeftOutSteps(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class Group:
-    """A process group as records name it, with its open group of calls.
+    """A process group as records name it, with what is known of its stream and its open group of calls.
 
     Of it key, name and ranks cross the pipe.
     """
@@ -93,12 +93,15 @@ class Group:
         "coalesced_tensors",
         "coalescing",
         "described_as",
+        "finder",
         "key",
         "name",
         "next_seq",
         "num_internal",
+        "own_stream",
         "placed",
         "ranks",
+        "sought",
     )
 
     def __init__(self, key: str, name: str, ranks: list[int], backend: str = "") -> None:
@@ -115,6 +118,16 @@ class Group:
         """Members of the coalesced group that is open now."""
         self.coalesced_tensors: list[Any] = []
         """Tensors of the calls in `coalescing`, kept alive until the group ends."""
+        self.forget_stream()
+
+    def forget_stream(self) -> None:
+        """Forget what is known of the stream: another process group has the name now."""
+        self.own_stream: Any = None
+        """Stream (DeviceStream) of the group's asynchronous collectives, once known (event_observer.py)."""
+        self.finder: Any = None
+        """The search for that stream (GroupStreamFinder), while it goes on."""
+        self.sought = False
+        """The search has begun, or was found impossible."""
         self.placed = False
         """The device of the group's tensors has been compared with the recorder's."""
 

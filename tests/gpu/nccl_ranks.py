@@ -260,8 +260,11 @@ def copies_of_inputs_are_not_reused_early(placement: Any) -> int:
     return wrong
 
 
-def peak_memory(placement: Any) -> tuple[int, int]:
-    """Peak bytes of 30 functional collectives in a row, without and with the instrument."""
+def peak_memory(placement: Any, seeks: bool) -> tuple[int, int]:
+    """Peak bytes of 30 functional collectives in a row, without and with the instrument.
+
+    seeks: look for the group's stream. Otherwise another stream waits for every collective.
+    """
 
     def body() -> None:
         x = ones(1 << 22)
@@ -287,6 +290,9 @@ def peak_memory(placement: Any) -> tuple[int, int]:
             with recorder.step():
                 body()
 
+        group = dist.group.WORLD
+        assert group is not None
+        recorder.journal.group(group).sought = not seeks
         recorded()
         return without, peak(recorded)
 
@@ -323,6 +329,47 @@ def device_memory_growth(placement: Any) -> dict[str, int]:
             if number in (1, 60):
                 growth[f"step {number}"] = used() - before
     return growth | {"reserved": torch.cuda.memory_reserved() - reserved}
+
+
+def the_groups_stream(num_streams_before: int) -> tuple[bool, int, list[float]]:
+    """Many asynchronous collectives behind work; whether their group's stream was found, how far torch's turn
+    of streams moved, and by how many ms the ends marked on it differ from a stream's that waits."""
+    made = [torch.cuda.Stream() for _ in range(num_streams_before)]
+    turn = torch.cuda.Stream().cuda_stream
+    following = [torch.cuda.Stream().cuda_stream for _ in range(31)]
+    later: list[float] = []
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        aorta.instrument(folder, placement="native", kernels="off") as recorder,
+    ):
+        x = ones(1 << 22)
+        for _ in range(12):
+            with recorder.step():
+                for _ in range(8):
+                    torch.cuda._sleep(4_000_000)  # 2 ms: the host is well ahead, and finds works pending
+                    work = dist.all_reduce(x, async_op=True)
+                    assert work is not None
+                    work.wait()
+            torch.cuda.synchronize()  # what the search compared in this step has passed by the next
+        (group,) = [group for group in recorder.journal.groups() if group.name == "default"]
+        waits = torch.cuda.Stream()
+        for _ in range(5):  # as many on a rank that has not found it: its peer would wait for ever
+            torch.cuda._sleep(40_000_000)  # longer than the host takes for what follows
+            work = dist.all_reduce(x, async_op=True)
+            assert work is not None
+            on_own, on_waiting = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            if group.own_stream is not None:
+                on_own.record(group.own_stream.stream)
+            with torch.cuda.stream(waits):
+                work.wait()
+                on_waiting.record()
+            torch.cuda.synchronize()
+            if group.own_stream is not None:
+                later.append(on_own.elapsed_time(on_waiting))
+        found = group.own_stream is not None
+    drawn = torch.cuda.Stream().cuda_stream
+    assert len(made) == num_streams_before
+    return found, [turn, *following].index(drawn), later
 
 
 def waits_for_events() -> tuple[dict[str, int], float]:
