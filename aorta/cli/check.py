@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from aorta.cli.options import output_option
+from aorta.cli.options import PATH, output_option
 from aorta.cli.run import run_to_end
 from aorta.command_line import OneScreenCommand, discard_output
 from aorta.errors import BAD_INPUT, CANNOT_TELL, FINE, VIOLATED
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 @click.option(
     "--except",
     "exceptions",
-    type=click.Path(dir_okay=False, path_type=Path),
+    type=PATH,
     metavar="FILE",
     help="Findings known to be harmless, as YAML.",
 )

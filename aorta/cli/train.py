@@ -9,6 +9,7 @@ import click
 
 from aorta.cli.options import output_option
 from aorta.command_line import OneScreenCommand, module_environment, rare
+from aorta.launcher import launched_rank
 
 MOST_LOCAL_RANKS = 1024
 
@@ -53,8 +54,8 @@ def train_command(
     arguments = ["--config", config]
     if override or settings:
         arguments += ["--override", *override, *settings]
+    refuse_mistakes(num_ranks or launched_rank().world_size, config, (*override, *settings))
     if num_ranks is not None:
-        refuse_mistakes(num_ranks, config, (*override, *settings))
         command = training_command(num_ranks, *arguments)
         os.execve(command[0], command, module_environment())
     from aorta.training.command import main
@@ -63,7 +64,7 @@ def train_command(
 
 
 def refuse_mistakes(num_ranks: int, config: str, overrides: tuple[str, ...]) -> None:
-    """ConfigError for settings that each rank would refuse, before a launcher starts any."""
+    """ConfigError for settings that each rank would refuse, before torch is imported or a rank started."""
     from aorta.config import load_config, validate
 
     validate(load_config(config, overrides), num_ranks)

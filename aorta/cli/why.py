@@ -5,6 +5,7 @@ path is shown, and which --if replays with changes.
 """
 
 import gc
+import os
 import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -154,7 +155,7 @@ def _why(paths: tuple[Path, ...], selection: Selection, reading: RecordsReading,
     from aorta.why.causes.text import causes_text
 
     path = paths[0] if len(paths) == 1 else paths[0].parent
-    label = path.resolve().name or "run"
+    label = os.path.basename(os.path.realpath(path)) or "run"
     run = reading.load(paths, label)
     if selection.steps is not None or selection.ranks is not None:
         run = selected(run, selection.steps, selection.ranks)

@@ -4,6 +4,7 @@ load_config is called by every command that trains.
 """
 
 import math
+import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -56,7 +57,7 @@ def config_from_settings(settings: Mapping[str, Any]) -> Config:
 
 
 def _read_with_base(path: Path, visited: tuple[Path, ...]) -> dict[str, Any]:
-    path = path.resolve()
+    path = Path(os.path.realpath(path))
     if path in visited:
         raise ConfigError(f"{path}: is its own base, by way of {visited[-1].name}")
     settings = _read(path)

@@ -11,7 +11,7 @@ from typing import Any, Literal
 import msgspec
 
 from aorta.errors import NOT_JSON, RecordError
-from aorta.files import write_whole
+from aorta.files import read_regular, write_whole
 from aorta.records.schema import DeviceKind, DeviceRecord
 
 SCHEMA_VERSION = 1
@@ -191,7 +191,7 @@ class _Header(msgspec.Struct):
 def read_document(path: Path) -> Document:
     """RecordError, in one line, for a file that is none, or of another version."""
     try:
-        data = path.read_bytes()
+        data = read_regular(path)
     except OSError as error:
         raise RecordError(f"{path}: cannot be read: {error.strerror}") from None
     try:

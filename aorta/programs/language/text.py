@@ -26,8 +26,8 @@ import ast
 import math
 import warnings
 from collections.abc import Iterator
-from pathlib import Path
 
+from aorta.files import read_regular
 from aorta.programs.language.expr import Expr, HostProgramError, Index, index_of
 from aorta.programs.language.ir import (
     COMM_OPS,
@@ -64,7 +64,7 @@ STATEMENTS = ("set_stream", "wait", "wait_work", "gemm", "linear", "user")
 def read_program(path: str) -> Program:
     """The program in a file. Raises HostProgramError, in one line with the place, for one that has none."""
     try:
-        return parse_program(Path(path).read_text(encoding="utf-8"), path)
+        return parse_program(read_regular(path).decode(), path)
     except OSError as error:
         raise HostProgramError(f"cannot read {path}: {error.strerror or error}") from None
     except UnicodeDecodeError:
