@@ -40,9 +40,15 @@ def test_a_point_says_what_was_planted() -> None:
 
 def test_overlap_of_known_lengths() -> None:
     """Compute 8 beside communication 4 ms: all hidden, efficiency 1, 4 ms gained over serial."""
-    # A busy machine may wake a thread ms late; without overlap none of the trials would hide anything.
+    # A busy machine may wake a thread ms late, in the iterations or in the legs, which are measured one after
+    # another; without overlap none of the trials would hide anything, nor be better than serial.
     trials = (measure_point(plan(Overlap, leg_rounds=8, iterations=8), alone()) for _ in range(10))
-    found = next(one for one in trials if value(one, "hidden_ms") > 0.7 * value(one, "comm_ms"))
+    found = next(
+        one
+        for one in trials
+        if value(one, "hidden_ms") > 0.7 * value(one, "comm_ms")
+        and (one.metrics["overlap_efficiency"].value or 0) > 0.3
+    )
     assert value(found, "comm_ms") >= 4
     (run,) = found.ranks
     assert set(run.leg_ms) == {"iteration", "compute", "comm", "serial"}
@@ -52,7 +58,6 @@ def test_overlap_of_known_lengths() -> None:
     assert value(found, "gained_ms") == pytest.approx(serial - together)
     expected = (serial - together) / (serial - max(compute, comm))
     assert value(found, "overlap_efficiency") == pytest.approx(expected)
-    assert expected > 0.3  # serial it would be 0
     assert found.collectives == "simulated"
     assert any("simulated" in note for note in found.notes)
 
