@@ -199,14 +199,10 @@ def with_gpus(option_values: dict[str, Any], gpus: int) -> dict[str, Any]:
     """The options on another number of GPUs, with as many sequences for each."""
     node = option_values["gpus_per_node"]
     previous_gpus = option_values["nodes"] * node
-    if gpus % min(gpus, node):
-        raise ConfigError(f"gpus={gpus} must be a multiple of --gpus-per-node {node}")
-    changed = {
-        **option_values,
-        "gpus_per_node": min(gpus, node),
-        "nodes": gpus // min(gpus, node),
-        "dp": None,
-    }
+    per_node = min(gpus, node)
+    if per_node < 1 or previous_gpus < 1 or gpus % per_node:
+        raise ConfigError(f"gpus={gpus} must be a multiple of --gpus-per-node {node}, and nodes at least 1")
+    changed = {**option_values, "gpus_per_node": per_node, "nodes": gpus // per_node, "dp": None}
     if option_values["global_batch_size"] is not None:
         batch = option_values["global_batch_size"] * gpus
         if batch % previous_gpus:
