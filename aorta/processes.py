@@ -92,7 +92,7 @@ def _on_cluster(
     start_client: Any = Client  # it has no types
     try:
         client = start_client(**_scheduler(address, error), timeout=SCHEDULER_TIMEOUT_S)
-    except (OSError, ValueError) as cause:
+    except Exception as cause:  # whatever it makes of what another server says
         raise error(f"no dask scheduler answers at {address}: {' '.join(str(cause).split())}") from cause
     with client:
         ahead = 2 * max(1, sum(client.nthreads().values()))

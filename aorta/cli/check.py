@@ -1,7 +1,6 @@
 """aorta check: run a command, and find operations of its training that nothing orders."""
 
 import os
-import shutil
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,9 +9,9 @@ from typing import TYPE_CHECKING
 import click
 
 from aorta.cli.options import PATH, output_option
-from aorta.cli.run import run_to_end
+from aorta.cli.run import check_start, run_to_end
 from aorta.command_line import OneScreenCommand, discard_output
-from aorta.errors import BAD_INPUT, CANNOT_TELL, FINE, VIOLATED
+from aorta.errors import CANNOT_TELL, FINE, VIOLATED
 from aorta.launcher import is_first_launch
 
 if TYPE_CHECKING:
@@ -71,14 +70,7 @@ def check_command(
     from aorta.records.deaths import signal_name
 
     Exceptions.shipped(exceptions)  # a mistake in the file is told before anything runs
-    if shutil.which(command[0]) is None:
-        why = "no such command"
-        if os.path.isdir(command[0]):
-            why = (
-                "a folder; check runs a command: aorta check -- python ...; aorta why --hazards RUN reads one"
-            )
-        click.echo(f"error: {command[0]}: {why}", err=True)
-        return BAD_INPUT
+    check_start(command, output, step_at)
     settings = AttachSettings(
         output=str(output.absolute()),
         step_at=step_at,

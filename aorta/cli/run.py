@@ -17,7 +17,7 @@ import click
 
 from aorta.cli.options import NumberRange, output_option
 from aorta.command_line import OneScreenCommand, discard_output, rare
-from aorta.errors import BAD_INPUT
+from aorta.errors import ConfigError
 from aorta.launcher import is_first_launch
 
 AMD_DRIVER = "/dev/kfd"
@@ -89,12 +89,7 @@ def run_command(
     options |= {"sinks": list(options["sinks"]), "stacks": options["stacks"] == "on"}
     options |= {"hang": options["hang"] or options["hang_timeout_s"] is not None}
     settings = AttachSettings(output=str(output.absolute()), **options)
-    if shutil.which(command[0]) is None:
-        click.echo(f"error: {command[0]}: no such command", err=True)
-        return BAD_INPUT
-    check_output(output)
-    if settings.step_at is not None:
-        check_module(settings.step_at, command)
+    check_start(command, output, settings.step_at)
     began_ns = time.time_ns()
     environment = environment_for(settings, dict(os.environ))
     if goes_on and (run_id := run_in(output)) is not None:
@@ -117,12 +112,8 @@ def run_command(
 
 
 def _check(options: dict[str, Any]) -> None:
-    from aorta.errors import ConfigError
     from aorta.records.overhead import overhead_limit
 
-    target = options["step_at"]
-    if target is not None and _STEP_AT.fullmatch(target) is None:
-        raise ConfigError(f"--step-at must look like module:function, got {target!r}")
     overhead_limit(options["overhead"])
     if options["sinks"]:
         from aorta.sinks import check_target
@@ -146,10 +137,22 @@ def run_in(folder: Path) -> str | None:
     return None
 
 
+def check_start(command: Sequence[str], output: Path, step_at: str | None) -> None:
+    """Raise ConfigError where the command cannot be started, or its records cannot be written."""
+    if shutil.which(command[0]) is None:
+        why = "no such command"
+        if os.path.isdir(command[0]):
+            why = "a folder, no command; aorta report and aorta why read a run"
+        raise ConfigError(f"{command[0]}: {why}")
+    check_output(output)
+    if step_at is not None:
+        if _STEP_AT.fullmatch(step_at) is None:
+            raise ConfigError(f"--step-at must look like module:function, got {step_at!r}")
+        check_module(step_at, command)
+
+
 def check_output(folder: Path) -> None:
     """Raise ConfigError where no record can be written, before the command runs for hours unrecorded."""
-    from aorta.errors import ConfigError
-
     place = folder.absolute()
     while not place.exists() and place != place.parent:
         place = place.parent
@@ -167,8 +170,6 @@ def check_output(folder: Path) -> None:
 def check_module(target: str, command: Sequence[str]) -> None:
     """Raise ConfigError where the command, run by this Python, will find no module that --step-at names."""
     from importlib.machinery import PathFinder
-
-    from aorta.errors import ConfigError
 
     name = target.partition(":")[0].partition(".")[0]
     program = shutil.which(command[0])

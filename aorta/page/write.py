@@ -197,6 +197,8 @@ def write_report(
     limits = None if outputs.budget is None else load_budget(outputs.budget)
     if outputs.junit is not None and limits is None:
         raise ReportError("--junit reports on a budget: give --budget too")
+    if outputs.markdown is not None and limits is None and len(log_dirs) == 1:
+        raise ReportError("--markdown reports on a budget or a comparison: give --budget too")
     report = make_report(
         log_dirs,
         labels,

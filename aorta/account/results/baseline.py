@@ -8,7 +8,7 @@ import re
 import time
 import zipfile
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -93,7 +93,8 @@ def bless(runs: Sequence[Path], file: Path) -> None:
     except OSError as error:
         raise RecordError(f"cannot write {file}: {error.strerror or error}") from None
     finally:
-        partial.unlink(missing_ok=True)
+        with suppress(OSError):
+            partial.unlink()
 
 
 def _is_baseline(file: Path) -> bool:
