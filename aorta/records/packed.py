@@ -23,17 +23,18 @@ def packed(record: StepRecord) -> StepRecord:
     overlap, sums, spans = record.overlap, record.kernels, record.host_spans
     if spans is None:
         return record
+    is_short = sums is not None and not sums.top and sums.spans is None
     operations = dict.fromkeys((*overlap.hidden_by_op, *overlap.exposed_by_op))
     hidden, exposed = overlap.hidden_by_op.get, overlap.exposed_by_op.get
     return msgspec.structs.replace(
         record,
         packed=Packed(
-            _of_kernels(sums) if sums is not None else [],
+            _of_kernels(sums) if sums is not None and is_short else [],
             {op: (_units(hidden(op, 0.0)), _units(exposed(op, 0.0))) for op in operations},
             [_run([span for span in spans if span.kind == kind]) for kind in KINDS],
             [span.bytes for span in spans if span.kind == "optimizer"],
         ),
-        kernels=None,
+        kernels=None if is_short else sums,
         overlap=msgspec.structs.replace(overlap, hidden_by_op={}, exposed_by_op={}),
         host_spans=[span for span in spans if span.kind not in KINDS] or None,
     )

@@ -97,12 +97,13 @@ def test_readers_hold_the_last_memory_and_sample_in_recorded_steps(lines):
         np.testing.assert_array_equal(metrics[name][0], values, err_msg=name)
 
 
-def test_what_is_packed_is_read_as_it_was(tmp_path):
+@pytest.mark.parametrize("top", [[], [(0, 1.5, 2)]])
+def test_what_is_packed_is_read_as_it_was(tmp_path, top):
     """To 0.1 µs; the kinds one after the other."""
     spans = [HostSpan("data", -3.0, 0.5), HostSpan("backward", 1.0, 2.0), HostSpan("backward", 2.5, 4.0),
              HostSpan("optimizer", 4.0, 6.0, "", 64), HostSpan("optimizer", 5.0, 5.5001)]  # fmt: skip
     kernels = KernelSums(
-        num_kernels=3, num_graph_nodes=1, classes={"gemm": (1.5, 2), "communication": (3.25, 1)}
+        num_kernels=3, num_graph_nodes=1, classes={"gemm": (1.5, 2), "communication": (3.25, 1)}, top=top
     )
     overlap = OverlapRecord(comm_ms=3.0, hidden_by_op={"send": 0.0, "all_reduce": 1.0},
                             exposed_by_op={"send": 0.25, "all_reduce": 2.0})  # fmt: skip
