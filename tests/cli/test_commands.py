@@ -262,7 +262,10 @@ def test_the_demo_takes_a_configuration(monkeypatch: pytest.MonkeyPatch) -> None
 
     monkeypatch.setattr(subprocess, "run", fail)
     assert run("demo", "--config", "fsdp", "training.max_steps=1").exit_code == 7
-    assert started[0][started[0].index("--config") + 1] == "fsdp"
+    output = f"training.output_dir={Path('artifacts', 'demo')}"
+    settings = ["--config", "fsdp", "--override", output, "training.max_steps=1"]
+    assert started[0][-len(settings) :] == settings
+    assert started[0][started[0].index("--nproc_per_node") + 1] == "2"
 
 
 @pytest.mark.parametrize(
