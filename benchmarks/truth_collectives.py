@@ -1,10 +1,10 @@
 """How long does a collective take to transfer, and who lengthens it? Part collectives of truth.py.
 
 Four kinds of stretch take turns, in another order each round: `plain` (no tool), `recorded` (the instrument,
-by kernel records), `traced` (torch.profiler alone), `both` (torch.profiler in a recorded run, whose steps the
-instrument then times by events: what part `kernels` compares with). In all four NCCL's own stream carries
-torch's timing events around every collective (TORCH_NCCL_ENABLE_TIMING, read from the flight recorder): one
-witness that sees every kind, and each tool's kernels beside it in the same steps.
+by kernel records), `traced` (torch.profiler alone), `both` (torch.profiler in a recorded run: what part
+`kernels` compares with). In all four NCCL's own stream carries torch's timing events around every collective
+(TORCH_NCCL_ENABLE_TIMING, read from the flight recorder): one witness that sees every kind, and each tool's
+kernels beside it in the same steps.
 
 Transfer is the least of the ranks, collective by collective, summed over a step. If a tool's kernels agree
 with the witness in its own stretches, its clock is right; if the witness then says something else there than

@@ -115,6 +115,11 @@ def _sorted(row: Rows, start: Floats, end: Floats) -> tuple[Rows, Floats, Floats
         (row[1:] > row[:-1]) | (row[1:] == row[:-1]) & (start[1:] >= start[:-1]) & (end[1:] >= end[:-1])
     ).all():
         return row, start, end
+    return _ordered(row, start, end)
+
+
+def _ordered(row: Rows, start: Floats, end: Floats) -> tuple[Rows, Floats, Floats]:
+    """The same of rows that are in no order yet."""
     counts = np.bincount(row)
     width = int(counts.max())
     if width * len(counts) > _WIDEST * len(row):
@@ -137,6 +142,6 @@ def _sorted(row: Rows, start: Floats, end: Floats) -> tuple[Rows, Floats, Floats
 def _open_twice(row: Rows, start: Floats, end: Floats) -> RowIntervals:
     """Time in which two spans of a row are open; there are never three (intersect_normalised has the
     proof)."""
-    row, start, end = _sorted(row, start, end)
+    row, start, end = _ordered(row, start, end)
     is_twice = (row[1:] == row[:-1]) & (start[1:] < end[:-1])
     return RowIntervals(row[1:][is_twice], start[1:][is_twice], end[:-1][is_twice])
