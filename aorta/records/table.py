@@ -23,7 +23,6 @@ from aorta.records.schema import (
     HOST_KINDS,
     STREAM_NAMES,
     DeviceRecord,
-    HostSpan,
     HostUse,
     KernelSums,
     MemoryRecord,
@@ -489,29 +488,26 @@ class LineTable(StepTable):
             num = np.full(len(lists), -1, dtype=np.int64)
         else:
             num = np.array([-1 if of_line is None else len(of_line) for of_line in lists], dtype=np.int64)
-        if not (num > 0).any():
-            return Items(num, {field: _empty(kind) for field, kind in fields.items()})
         present = [of_line for of_line in lists if of_line]
-        if name == "collectives":
-            return Items(num, self._calls(list(chain.from_iterable(present)), num))
-        if name == "active_segments":
-            return Items(num, _segments(list(chain.from_iterable(present))))
-        columns = zip(fields.items(), _FLATTEN.get(name, _keyed)(present), strict=True)
-        return Items(num, {field: _item_column(values, kind) for (field, kind), values in columns})
-
-    def _calls(self, calls: Sequence[Any], num: Ints) -> dict[str, Any]:
-        """The columns of collectives. ranks once for each group of an attempt and source, since of large
-        groups they are most of a line."""
-        values = _fields_of(calls)
-        ranks = values["ranks"]
-        columns = {
-            name: _item_column(values[name], kind)
-            for name, kind in LISTS["collectives"].items()
-            if name not in ("ranks", "num_ranks")
+        if not present:
+            return Items(num, {field: _item_column((), kind) for field, kind in fields.items()})
+        if name not in LONG:
+            columns = zip(fields.items(), _FLATTEN.get(name, _keyed)(present), strict=True)
+            return Items(num, {field: _item_column(values, kind) for (field, kind), values in columns})
+        values = _fields_of(list(chain.from_iterable(present)))
+        found = {
+            field: _item_column(values[field], kind)
+            for field, kind in fields.items()
+            if field not in ("ranks", "num_ranks")
         }
-        columns["num_ranks"] = np.fromiter(map(len, ranks), dtype=np.int64, count=len(ranks))
+        return Items(num, found | self._members(found, values["ranks"], num) if "ranks" in fields else found)
+
+    def _members(self, columns: dict[str, Any], ranks: Sequence[Any], num: Ints) -> dict[str, Any]:
+        """num_ranks and ranks of collectives, these once for each group of an attempt and source, since of
+        large groups they are most of a line."""
+        num_ranks = np.fromiter(map(len, ranks), dtype=np.int64, count=len(ranks))
         row = np.repeat(np.arange(len(num)), np.maximum(num, 0))
-        keys = [columns["group"].places, columns["num_ranks"], self.integers("attempt")[row]]
+        keys = [columns["group"].places, num_ranks, self.integers("attempt")[row]]
         keys.append(self.places("source").places[row])
         code = np.zeros(len(ranks), dtype=np.int64)
         for key in keys:
@@ -519,8 +515,8 @@ class LineTable(StepTable):
         firsts = np.sort(np.unique(code, return_index=True)[1])
         places = np.full(len(ranks), -1, dtype=np.int32)
         places[firsts] = np.arange(len(firsts))
-        columns["ranks"] = Texts(places, [_json(ranks[first]) for first in firsts.tolist()])
-        return columns
+        texts = Texts(places, [_json(ranks[first]) for first in firsts.tolist()])
+        return {"num_ranks": num_ranks, "ranks": texts}
 
 
 def _fields_of(parts: Sequence[Any]) -> dict[str, Sequence[Any]]:
@@ -558,10 +554,11 @@ class _Places(dict[Any, int]):
         return list(self)[1:]
 
 
-def texts_of(values: Sequence[str | None]) -> Texts:
-    """Texts as places in a table, in order of their first use."""
+def texts_of(values: Sequence[Any]) -> Texts:
+    """Texts as places in a table, in order of their first use; lists of texts as JSON."""
     places = _Places()
-    return Texts(places.of(values), places.table)
+    found = places.of(list(map(tuple, values)) if values and isinstance(values[0], list) else values)
+    return Texts(found, [value if isinstance(value, str) else _json(value) for value in places.table])
 
 
 def _json_texts(values: Sequence[Any]) -> Texts:
@@ -580,34 +577,18 @@ def _json(value: Any) -> str:
     return msgspec.json.encode(value).decode()
 
 
-def _empty(kind: type) -> Any:
-    if kind is str:
-        return Texts(np.zeros(0, dtype=np.int32), [])
-    return np.zeros(0, dtype=np.float64 if kind is float else np.int64)
-
-
 def _item_column(values: Sequence[Any], kind: type) -> Any:
     if kind is str:
         return texts_of(values)
-    if values[0] is None and values.count(None) == len(values):  # which a column of floats takes long for
+    if (
+        values and values[0] is None and values.count(None) == len(values)
+    ):  # which a column of floats takes long for
         return np.full(len(values), NULL if kind is int else np.nan)
     if kind is int:
         if None in values:
             values = [NULL if value is None else value for value in values]
         return np.array(values, dtype=np.int64)
     return np.array(values, dtype=np.float64)
-
-
-def _segments(segments: Sequence[Any]) -> dict[str, Any]:
-    """The columns of segments."""
-    values = _fields_of(segments)
-    sets = _Places()
-    places = sets.of(list(map(tuple, values["active_streams"])))
-    return {
-        "start_ms": np.array(values["start_ms"], dtype=np.float64),
-        "end_ms": np.array(values["end_ms"], dtype=np.float64),
-        "active_streams": Texts(places, [_json(names) for names in sets.table]),
-    }
 
 
 def _joined(pieces: Sequence[Items]) -> Items:
@@ -640,18 +621,12 @@ def _chosen(items: Items, rows: Flags) -> Items:
     )
 
 
-def _spans(lists: Sequence[Sequence[HostSpan]]) -> list[Sequence[Any]]:
-    values = _fields_of([*chain.from_iterable(lists)])
-    return [values[field] for field in LISTS["host_spans"]]
-
-
 def _keyed(lists: Sequence[Any]) -> list[Sequence[Any]]:
     return [[*chain.from_iterable(lists)], [*chain.from_iterable(map(dict.values, lists))]]
 
 
 _FLATTEN: dict[str, Callable[[Sequence[Any]], Iterable[Sequence[Any]]]] = {
     "exposed_run_lengths_ns": lambda lists: [list(chain.from_iterable(lists))],
-    "host_spans": _spans,
     "kernels.top": lambda lists: zip(*chain.from_iterable(lists), strict=True),
     "kernels.classes": lambda lists: zip(
         *((key, *pair) for of_line in lists for key, pair in of_line.items()), strict=True

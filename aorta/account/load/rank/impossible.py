@@ -10,26 +10,27 @@ from aorta.account.load.rank.calls import ROUNDING_MS, impossible_record
 from aorta.account.load.rank.columns import IMPOSSIBLE, OF_RUN, Floats, RankSteps
 from aorta.account.load.rank.kernels import GRAPH_NODES, NAME_COUNT
 from aorta.account.metrics import MEASURED, OVERLAP_METRICS, metric_key, of_operation, operations
+from aorta.errors import RecordError
 from aorta.records.schema import Source
 from aorta.records.table import LineTable, do_integers_fit
 
 MOST_MS = 2.0**53
 
 
-def check_block(path: Path, block: LineTable) -> None:
-    """Raises RecordError for sizes that do not fit, and for errors of a clock that are none."""
+def faults(path: Path, block: LineTable) -> Iterator[tuple[int, RecordError]]:
+    """Rows with sizes that do not fit, or an error of a clock that is none."""
     clock_error_us = block.numbers("clock_error_us")
     is_clock_plain = clock_error_us is None or ((clock_error_us >= 0) & (clock_error_us < MOST_MS)).all()
     if is_clock_plain and do_integers_fit(block):
         return
-    for row in np.eye(len(block), dtype=bool):
-        line = block.chosen(row)
+    for row, is_row in enumerate(np.eye(len(block), dtype=bool)):
+        line = block.chosen(is_row)
         key = (line.source, line.first.global_step)
-        if not do_integers_fit(line):
-            raise impossible_record(path, key)
         error_us = line.numbers("clock_error_us")
-        if error_us is not None and not 0 <= error_us[0] < MOST_MS:
-            raise impossible_record(path, key, f"clock_error_us of {error_us[0]:g}")
+        if not do_integers_fit(line):
+            yield row, impossible_record(path, key)
+        elif error_us is not None and not 0 <= error_us[0] < MOST_MS:
+            yield row, impossible_record(path, key, f"clock_error_us of {error_us[0]:g}")
 
 
 def without_contradictions(

@@ -18,7 +18,7 @@ from aorta.account.load.rank.calls import (
 )
 from aorta.account.load.rank.columns import OF_RUN, Floats, RankFile, RankSteps, packed, unpacked
 from aorta.account.load.rank.host import carry_waits, host_metrics, reason_name
-from aorta.account.load.rank.impossible import check_block, without_contradictions
+from aorta.account.load.rank.impossible import faults, without_contradictions
 from aorta.account.load.rank.kernels import NamedKernels, kernel_metrics
 from aorta.account.load.rank.phases import phase_metrics
 from aorta.account.load.rank.telemetry import Telemetry
@@ -113,10 +113,13 @@ def _reduce(
         for source in block.sources():
             part = block.of_source(source)
             if isinstance(part, LineTable):  # columns hold nothing that does not fit
-                if left_out is None:
-                    check_block(path, part)
-                else:
-                    part = _possible(path, part, left_out)
+                is_possible = np.ones(len(part), dtype=bool)
+                for row, fault in faults(path, part):
+                    if left_out is None:
+                        raise fault
+                    is_possible[row] = False
+                    left_out.append(f"left out: {fault}")
+                part = part if is_possible.all() else part.chosen(is_possible)
             if not len(part):
                 continue
             if source not in builders:
@@ -131,22 +134,6 @@ def _reduce(
         raise impossible_record(path, None) from error
     sources = {source: without_contradictions(path, source, of, left_out) for source, of in done.items()}
     return RankFile(path, first.rank, sizes[max(sizes)], sources, first.run_id)
-
-
-def _possible(path: Path, block: LineTable, left_out: list[str]) -> LineTable:
-    """The block without records that no run writes."""
-    try:
-        check_block(path, block)
-        return block
-    except RecordError:
-        is_kept = np.ones(len(block), dtype=bool)
-    for row, line in enumerate(np.eye(len(block), dtype=bool)):
-        try:
-            check_block(path, block.chosen(line))
-        except RecordError as error:
-            is_kept[row] = False
-            left_out.append(f"left out: {error}")
-    return block.chosen(is_kept)
 
 
 # -- the columns of one source ----------------------------------------------------------------------------
