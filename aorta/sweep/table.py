@@ -24,7 +24,10 @@ def table_lines(series: Series, results: Sequence[CellResult]) -> list[str]:
     for result in results:
         cells = [result.name, failed_text(result)]
         for effect in result.effects:
-            cells += [numbers.number(effect.value), effect_text(effect, series.matters)]
+            value = numbers.number(effect.value)
+            if value.startswith("<"):  # of a metric that has its own scale
+                value = f"{effect.value:.4g}"
+            cells += [value, effect_text(effect, series.matters)]
         table.add_row(*cells)
     console = Console(width=WIDTH, no_color=True, highlight=False, markup=False)
     with console.capture() as captured:
