@@ -10,6 +10,7 @@ import random
 import sys
 import threading
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from types import CodeType, FrameType
 
@@ -18,6 +19,7 @@ import torch
 
 from aorta.files import regular_descriptor
 from aorta.processes import no_garbage_collection
+from aorta.record.called_names import calls_of
 from aorta.record.journal import Journal
 from aorta.record.lock_holder import LockWatch, clock_of, cpu_ns
 from aorta.records.libraries import OWN, library_of
@@ -87,9 +89,11 @@ _LASTING = frozenset(_PHASE[name] for name in ("data", "checkpoint", "backward")
 class _Code:
     """What is known of a function."""
 
-    __slots__ = ("code", "file", "is_hidden", "is_program", "name", "phase")
+    __slots__ = ("calls", "code", "file", "is_hidden", "is_program", "name", "phase")
 
     def __init__(self, code: CodeType) -> None:
+        self.calls: dict[int, _Called] | None = None
+        """By the offset of an instruction; None until a sample asks."""
         self.code, path = code, code.co_filename
         self.file, self.name, self.phase = path, code.co_qualname, -1
         package = library_of(path)
@@ -112,6 +116,17 @@ def _phase_of(path: str, name: str) -> int:
     return -1
 
 
+class _Called:
+    """What a line of the program calls, and has no frame: as a function of a library without a name."""
+
+    __slots__ = ("calls", "code", "file", "is_hidden", "is_program", "name", "phase")
+
+    def __init__(self, name: str) -> None:
+        self.code, self.file, self.name, self.phase = name, "", name, -1
+        self.is_hidden = self.is_program = False
+        self.calls: dict[int, _Called] = {}
+
+
 class StackTree:
     """All stacks so far: frames, and nodes of frames under their callers."""
 
@@ -119,6 +134,7 @@ class StackTree:
         self.frames: list[StackFrame] = []
         """Of these and of nodes, what came since `taken`."""
         self.nodes: list[tuple[int, int]] = []
+        self._called: dict[str, _Called] = {}
         self._codes: dict[int, _Code] = {}
         """By id: a code object hashes its whole content, each time. An entry keeps its code alive."""
         self._frame_ids: dict[tuple[int, int], int] = {}
@@ -141,12 +157,24 @@ class StackTree:
             known = self._codes[id(code)] = _Code(code)
         return known
 
-    def add(self, frames: list[tuple[_Code, int]]) -> tuple[int, int]:
+    def called(self, known: _Code, offset: int) -> _Called | None:
+        """What a function of the program calls at an instruction, where that has no frame of its own."""
+        if not known.is_program:
+            return None
+        if known.calls is None:
+            known.calls = {
+                place: self._called.setdefault(name, _Called(name))
+                for place, name in calls_of(known.code).items()
+                if len(self._called) < MOST_CODES or name in self._called
+            }
+        return known.calls.get(offset)
+
+    def add(self, frames: Sequence[tuple[_Code | _Called, int]]) -> tuple[int, int]:
         """The node and the phase of a stack. frames: functions and lines, the innermost first."""
         node, phase = -1, 0
-        entry: _Code | None = None
+        entry: _Code | _Called | None = None
         """Where the program called the library that is being walked through."""
-        last: _Code | None = None
+        last: _Code | _Called | None = None
         for known, line in reversed(frames):
             if known.phase >= 0 and phase not in _LASTING:
                 phase = known.phase
@@ -160,7 +188,7 @@ class StackTree:
                 entry, last = entry or known, known
         return self._library(node, entry, last), phase
 
-    def _library(self, node: int, entry: _Code | None, last: _Code | None) -> int:
+    def _library(self, node: int, entry: _Code | _Called | None, last: _Code | _Called | None) -> int:
         """A library's function that the program called; of the innermost also where it has got to."""
         if entry is None:
             return node
@@ -169,7 +197,7 @@ class StackTree:
             node = self._node(node, self._frame(last, 0))
         return node
 
-    def _frame(self, known: _Code, line: int) -> int:
+    def _frame(self, known: _Code | _Called, line: int) -> int:
         key = (id(known.code), line)
         frame = self._frame_ids.get(key)
         if frame is None:
@@ -366,8 +394,8 @@ def _where(step: RecordedStep | None) -> tuple[int, int, bool]:
     return _BODY if step.body_end is None else _BEHIND_BODY, step.global_step, is_behind
 
 
-def _frames_of(thread: int, tree: StackTree) -> list[tuple[_Code, int]]:
-    """Functions and lines of a thread, the innermost first.
+def _frames_of(thread: int, tree: StackTree) -> list[tuple[_Code | _Called, int]]:
+    """Functions and lines of a thread, the innermost first; before them what it calls that has no frame.
 
     A backward pass goes on in autograd's own threads, which have frames where a hook or a function of the
     program runs. Without garbage collection: in Python 3.11 one may begin where f_back makes an object; its
@@ -375,23 +403,27 @@ def _frames_of(thread: int, tree: StackTree) -> list[tuple[_Code, int]]:
     frame that is walked to is gone: a segmentation fault of the program. (Later versions collect elsewhere.)
     """
     with no_garbage_collection():
-        return _walked(thread, tree)
+        found, offset = _walked(thread, tree)
+    called = tree.called(found[0][0], offset) if found else None
+    return [(called, 0), *found] if called is not None else [*found]
 
 
-def _walked(thread: int, tree: StackTree) -> list[tuple[_Code, int]]:
+def _walked(thread: int, tree: StackTree) -> tuple[list[tuple[_Code, int]], int]:
+    """And the offset of the innermost one's instruction."""
     stacks = sys._current_frames()
     found: list[tuple[_Code, int]] = []
     frame: FrameType | None = stacks.get(thread)
+    offset = -1 if frame is None else frame.f_lasti
     if frame is not None and frame.f_code.co_name == "_engine_run_backward":
         known = {other.ident for other in threading.enumerate()}
         for ident, other in stacks.items():
             if ident not in known:
-                found = _walk(other, tree)
+                found, offset = _walk(other, tree), other.f_lasti
                 break
         del ident, other
     del stacks
     found += _walk(frame, tree)
-    return found
+    return found, offset
 
 
 def _walk(frame: FrameType | None, tree: StackTree) -> list[tuple[_Code, int]]:

@@ -43,7 +43,7 @@ class StackFrame(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """A line of the program, or a library's function that it called."""
 
     file: str
-    """Path; of a library the name of its package."""
+    """Path; of a library the name of its package; '' of what is called and has no frame of its own."""
     line: int
     """0 of a library's."""
     function: str
@@ -55,7 +55,7 @@ class StackFrame(msgspec.Struct, frozen=True, array_like=True, gc=False):
         """'augment(), train.py:5', 'train.py:5' of a module's own code, 'Tensor.backward of torch'."""
         name = self.outer_function.rpartition(".<locals>.")[2]
         if not self.is_program:
-            return f"{name} of {self.file}"
+            return f"{name} of {self.file}" if self.file else name
         place = f"{Path(self.file).name}:{self.line}"
         return place if name.startswith("<") else f"{name}(), {place}"
 

@@ -9,11 +9,13 @@ import threading
 import time
 import weakref
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 
 from aorta.record import stacks as sampling
+from aorta.record.called_names import calls_of
 from aorta.record.journal import Journal
 from aorta.record.stacks import StackSampler, StackTree, _frames_of
 from aorta.records.stacks import DOING, STACK_PHASES, StackFrame, joined, read_stacks
@@ -111,6 +113,42 @@ def test_frames_of_libraries_are_folded_to_what_the_program_called():
         ("torch", "Module._wrapped_call_impl", 0)
     ]
     assert frames[place + 2].function == "Called.forward"
+
+
+def calls_of_all_kinds(x, lines, pattern):
+    np.sort(lines)
+    pattern.findall(lines[0])
+    ",".join(sorted(lines))
+    x.add_(1).mul_(2)
+    self.weight.copy_(x)  # noqa: F821
+    torch.cat([x, x])
+    [one.lerp_(x, 0.5) for one in lines]
+
+
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="instructions have no columns")
+def test_names_of_what_has_no_frame_are_those_of_the_code():
+    """Methods of tensors by their names, where tensors alone have them; no text of the program."""
+    names = [*calls_of(calls_of_all_kinds.__code__).values()]
+    for one in calls_of_all_kinds.__code__.co_consts:
+        names += calls_of(one).values() if hasattr(one, "co_code") else []
+    assert sorted(set(names)) == sorted(
+        ("np.sort", "findall", "join", "sorted", "torch.cat")
+        + tuple(f"Tensor.{name}" for name in ("add_", "mul_", "copy_", "lerp_"))
+    )
+
+
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="instructions have no columns")
+def test_a_stack_ends_with_what_is_called_and_has_no_frame():
+    tree, waiting = StackTree(), threading.Lock()
+    waiting.acquire()
+    thread = threading.Thread(target=lambda: waiting.acquire())
+    thread.start()
+    while not (frames := _frames_of(thread.ident, tree)) or frames[0][0].name != "acquire":
+        assert thread.is_alive()
+    waiting.release()
+    thread.join()
+    tree.add(frames)
+    assert [frame.text for frame in tree.taken()[0]][-1] == "acquire"
 
 
 def test_arguments_and_locals_are_in_no_line(tmp_path):

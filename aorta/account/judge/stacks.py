@@ -60,6 +60,19 @@ class Samples:
         return self._leaf_is(lambda frame: ("" if frame.is_program else frame.file) in packages)
 
     @property
+    def leaf_is_program(self) -> NDArray[np.bool_]:
+        """A line of the program that calls nothing."""
+        return self._leaf_is(lambda frame: frame.is_program)
+
+    @property
+    def leaf_in_torch(self) -> NDArray[np.bool_]:
+        """A function of torch's, or a tensor's method."""
+        called = ("Tensor.", "torch.")
+        return self._leaf_is(
+            lambda leaf: leaf.file == "torch" or (not leaf.file and leaf.function.startswith(called))
+        )
+
+    @property
     def in_a_loss(self) -> NDArray[np.bool_]:
         """The innermost frame is a loss function of torch's, which belongs to the model's pass."""
         return self._leaf_is(is_a_loss)

@@ -227,12 +227,13 @@ def _synchronize(samples: list[Samples], rows: list[list[int]]) -> bool:
 
 
 def _libraries(samples: list[Samples], rows: list[list[int]]) -> str | None:
-    """operators: some samples are in functions of torch; python: some are in other libraries, and none in
-    torch. None where all are in the program itself, as where it calls methods of tensors."""
+    """operators: of the samples that are not in the program itself, most are in functions of torch or methods
+    of tensors; python: in others. None where all are in the program itself."""
     pairs = [*zip(samples, rows, strict=True)]
-    if any(one.leaf_in("torch")[chosen].any() for one, chosen in pairs):
-        return "operators"
-    return None if all(one.leaf_in("")[chosen].all() for one, chosen in pairs) else "python"
+    num_own = sum(int(one.leaf_is_program[chosen].sum()) for one, chosen in pairs)
+    num_torch = sum(int(one.leaf_in_torch[chosen].sum()) for one, chosen in pairs)
+    num_others = sum(len(chosen) for _, chosen in pairs) - num_own - num_torch
+    return "operators" if num_torch > num_others else "python" if num_others else None
 
 
 def host_is_ahead_of_copies(judged: Run, ms: float) -> bool:

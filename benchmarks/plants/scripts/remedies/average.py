@@ -1,6 +1,6 @@
 """
 cause: program_code
-told: do what .*average.py:\d+ does in another process.*on all at once
+told: do what .*average.py:\d+ does in one step of N, over many tensors at once
 """
 
 import torch
