@@ -30,11 +30,7 @@ except ModuleNotFoundError as missing:
     sys.exit(f"overlap_report: {missing.name} is not installed; try: {sys.executable} -m pip install {ROOT}")
 
 
-class OverlapReport(OneLineCommand):
-    speaker = "overlap_report"
-
-
-@click.command("overlap_report", cls=OverlapReport)
+@click.command("overlap_report", cls=OneLineCommand)
 @click.option(
     "--log-dir", multiple=True, required=True, type=PATH, help="Folder of a run, or traces; may repeat."
 )

@@ -467,7 +467,7 @@ def test_the_command_writes_prints_and_exits_0(tmp_path):
 def test_the_command_fails_in_one_line_with_status_2(tmp_path):
     result = command("--log-dir", "none", "--label", "x", "--output", "out", cwd=tmp_path)
     assert result.returncode == 2
-    assert result.stderr == "overlap_report: there is no folder or trace none\n"
+    assert result.stderr == "error: there is no folder or trace none\n"
     assert result.stdout == ""
     assert not (tmp_path / "out").exists()
 
@@ -517,7 +517,7 @@ def test_a_broken_trace_is_one_clear_line_with_status_2(tmp_path, kind):
     result = command("--log-dir", path, "--label", "x", "--output", "out", cwd=tmp_path)
     assert result.returncode == 2
     assert words in result.stderr
-    assert result.stderr.startswith("overlap_report: ")
+    assert result.stderr.startswith("error: ")
     assert str(path) in result.stderr
     assert len(result.stderr.splitlines()) == 1
     assert {path: path.read_bytes() for path in (tmp_path / "out").iterdir()} == before

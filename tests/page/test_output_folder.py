@@ -56,7 +56,7 @@ def test_a_run_that_may_not_be_read_is_one_line(tmp_path, bits):
     with mode(run, bits):
         done = python_without_rights(SCRIPT, "--log-dir", run, "--label", "a", "--output", tmp_path / "out")
     assert done.returncode == 2
-    assert done.stderr == f"overlap_report: cannot read {run}: Permission denied\n"
+    assert done.stderr == f"error: cannot read {run}: Permission denied\n"
     assert not (tmp_path / "out").exists()
 
 
@@ -68,7 +68,7 @@ def test_an_output_that_may_not_be_entered_is_one_line(tmp_path, bits):
         with mode(closed, bits):
             done = python_without_rights(SCRIPT, "--log-dir", run, "--label", "a", "--output", output)
         assert done.returncode == 2
-        assert done.stderr.startswith(f"overlap_report: --output {output} cannot be")
+        assert done.stderr.startswith(f"error: --output {output} cannot be")
         assert done.stderr.count("\n") == 1
 
 
