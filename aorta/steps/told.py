@@ -42,6 +42,7 @@ class Told:
             record,
             not_measured={name: why for name, why in record.not_measured.items() if told.get(name) != why},
             streams={},
+            modules=[],
             overlap=msgspec.structs.replace(record.overlap, **_FOLLOWS),
             host_spans=spans and [*map(_without_place, spans)],
             **{name: None if part == known[name] else part for name, part in parts.items()},

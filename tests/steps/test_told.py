@@ -36,7 +36,7 @@ def record(step, detailed, sample=0, memory=MEMORY, left_out=False, reasons=None
         0, 1, step, source="kernels", start_unix_ns=10**9 + 10**7 * step, step_ms=10.0, between_steps_ms=0.0,
         overlap=OverlapRecord() if left_out else overlap, is_recorded=not left_out, run_id="r",
         streams={} if left_out else {"compute": StreamUse(busy_ms=8.0, utilization=0.8)},
-        collectives=[] if detailed else None, active_segments=[] if detailed else None,
+        modules=["layers.0"], collectives=[] if detailed else None, active_segments=[] if detailed else None,
         memory=None if left_out else memory, device=None if left_out else SAMPLES[sample],
         host_spans=[HostSpan("optimizer", 8.0, 9.0, "AdamW", 64), HostSpan("pause", 9.0, 9.5, "evaluation")],
         not_measured=reasons or {"loss": "not logged"},
@@ -72,7 +72,7 @@ def test_what_lines_with_details_have_told_is_left_out_of_the_others(lines):
     ]
     assert [place for place, line in enumerate(found) if "memory" in line] == [0, 5, 7]
     assert [place for place, line in enumerate(found) if "device" in line] == [0, 3, 7]
-    assert not {"streams", "collectives", "active_segments", "loss", "tokens"} & found[1].keys()
+    assert not {"streams", "modules", "collectives", "active_segments", "loss", "tokens"} & found[1].keys()
     assert found[1]["overlap"] == {
         "comm_ms": 4.0, "compute_ms": 8.0, "hidden_ms": 3.0, "exposed_ms": 1.0, "idle_ms": 1.0
     }  # fmt: skip

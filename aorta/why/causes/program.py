@@ -3,6 +3,7 @@ libraries, as far as records tell."""
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -285,4 +286,5 @@ def _modules(run: Run) -> list[str]:
     if run.source in TRACE_SOURCES:
         return []
     first = int(run.global_step[min(run.num_warmup, run.num_steps - 1)])
-    return next((record.modules for record in run.records(run.ranks[0]) if record.global_step >= first), [])
+    judged = (record.modules for record in run.records(run.ranks[0]) if record.global_step >= first)
+    return next(filter(None, islice(judged, 100)), [])  # only a line with details has them
