@@ -521,8 +521,8 @@ class Attachment:
         thread = threading.get_ident()
         if self.backward_thread in (None, thread):
             return thread
-        of_python = (one for one in threading.enumerate() if not isinstance(one, threading._DummyThread))
-        return thread if any(one.ident == thread for one in of_python) else self.backward_thread
+        known = threading._active.get(thread)  # type: ignore[attr-defined]
+        return self.backward_thread if known is None or isinstance(known, threading._DummyThread) else thread
 
     def _is_elsewhere(self, stepper: Any = None) -> bool:
         """A thread beside the loop's trains something: nothing of that is part of the loop's iterations."""

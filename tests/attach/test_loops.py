@@ -1,7 +1,9 @@
 """Loops that do not know of aorta, with the hooks that `aorta run` puts on: one rank, in this process."""
 
+import _thread
 import importlib.util
 import os
+import queue
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -390,3 +392,21 @@ def scalars_in(folder: Path) -> dict[str, list[tuple[int, float]]]:
     return {
         tag: [(event.step, event.value) for event in events.Scalars(tag)] for tag in events.Tags()["scalars"]
     }
+
+
+def test_a_hook_on_one_of_autograds_threads_is_of_the_thread_that_called_backward() -> None:
+    """Those threads are none of Python's: _thread starts such ones."""
+    attachment = hooks.Attachment(AttachSettings(output="unused"))
+    attachment.backward_thread = threading.get_ident()
+    told: queue.SimpleQueue[tuple[int, int]] = queue.SimpleQueue()
+
+    def ask() -> None:
+        told.put((attachment.training_thread(), threading.get_ident()))
+
+    _thread.start_new_thread(ask, ())
+    assert told.get()[0] == threading.get_ident()
+    beside = threading.Thread(target=ask)
+    beside.start()
+    beside.join()
+    found, own = told.get()
+    assert found == own
