@@ -10,9 +10,6 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-import msgspec
-
-from aorta.account.judge.answer import add_observed
 from aorta.account.judge.compare import MATTERS, compare
 from aorta.account.judge.gate import Gate, check_budget, junit_xml, load_budget, markdown
 from aorta.account.judge.judged import dataset, judge
@@ -118,17 +115,8 @@ def make_report(
             matters,
             None if run_spread is None else Spread(run_spread, origin="given"),
         )
-    written = summary(datasets.values(), comparison)
     causes = {} if explain is None else {label: explain(single) for label, single in datasets.items()}
-    for label, single in datasets.items():
-        add_observed(written["datasets"][label], single, causes.get(label))
-    for label, label_causes in causes.items():
-        written["datasets"][label]["causes"] = msgspec.to_builtins(label_causes.listed)
-        if label_causes.whatifs is not None:
-            of_label = written["datasets"][label]
-            of_label["whatifs"] = msgspec.to_builtins(label_causes.whatifs.lines)
-            of_label["notes"] = [*of_label["notes"], *filter(None, [label_causes.whatifs.note])]
-    return Report(datasets, comparison, written, causes)
+    return Report(datasets, comparison, summary([*datasets.values()], comparison, causes), causes)
 
 
 def _check_labels(log_dirs: Sequence[Path | str], labels: Sequence[str]) -> None:

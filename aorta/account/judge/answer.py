@@ -1,16 +1,9 @@
 """What a run loses, the largest loss first, in a sentence that tables and the page begin with."""
 
-from dataclasses import asdict, dataclass
-from typing import Any
-
-import msgspec
+from dataclasses import dataclass
 
 from aorta.account.judge.alike import is_window
 from aorta.account.judge.cells import CELLS, EXPOSED_CELLS, IDLE_CELLS, account_of
-from aorta.account.judge.phases import phases_of
-from aorta.account.judge.profiles import told_differences
-from aorta.account.judge.ranks import rank_rows
-from aorta.account.judge.sites import sites_of
 from aorta.account.judge.timed_steps import partly_timed
 from aorta.account.load.evidence import comm_evidence
 from aorta.account.load.measures import peak_text
@@ -53,34 +46,6 @@ def dataset_answer(dataset: Dataset, causes: Causes | None = None) -> str:
     if causes is not None and causes.listed:
         return f"{dataset.label}: {causes.listed[0].headline}"
     return f"{dataset.label}: {losses_text(dataset)}"
-
-
-def add_observed(summary: dict[str, Any], dataset: Dataset, causes: Causes | None = None) -> None:
-    """Adds to a dataset's part of summary.json its answer, account and losses; to its ranks who came
-    last, and what telemetry and the allocator said. Of the first run, where there are several."""
-    account = account_of(dataset.first)
-    rows = account.rows()
-    by_rank = {row.name: account.by_rank_ms(row.name).tolist() for row in rows}
-    summary["answer"] = dataset_answer(dataset, causes)
-    summary["losses"] = [{"name": loss.name, "ms": loss.ms, "share": loss.share} for loss in losses(dataset)]
-    summary["account"] = {
-        "step_ms": account.mean_step_ms if account.mean_step_ms > 0 else None,
-        "num_steps": account.step_ms.shape[1],
-        "cells": {row.name: {"ms": row.mean_ms, "share": row.share} for row in rows},
-        "ranks": {
-            str(rank): {name: ms[i] for name, ms in by_rank.items()} for i, rank in enumerate(account.ranks)
-        },
-        "wall_ms": account.outside or None,
-        "not_measured": account.reasons,
-    }
-    summary["straggler"] = late = None if causes is None else causes.late_rank
-    summary["sites"] = [msgspec.to_builtins(row) for row in sites_of(dataset.first)]
-    summary["phases"] = [msgspec.to_builtins(row) for row in phases_of(dataset.first)]
-    summary["differences"] = [asdict(entry) for entry in told_differences(dataset.first, late)]
-    for row in rank_rows(dataset.first):
-        fields = asdict(row)
-        del fields["rank"]
-        summary["ranks"][str(row.rank)]["judged_steps"] = fields
 
 
 def mfu_text(dataset: Dataset) -> str:

@@ -1,11 +1,21 @@
 """From the numbers of every step to summary.json: what was seen, over steps and over ranks."""
 
-from collections.abc import Iterable
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from typing import Any
 
+import msgspec
+
+from aorta.account.judge.answer import dataset_answer, losses
+from aorta.account.judge.cells import account_of
 from aorta.account.judge.judged import is_unlike, judge, missing, why_missing
+from aorta.account.judge.phases import phases_of
+from aorta.account.judge.profiles import told_differences
+from aorta.account.judge.ranks import rank_rows
+from aorta.account.judge.sites import sites_of
 from aorta.account.judge.timed_steps import host_bound_steps
 from aorta.account.model import (
+    Causes,
     Comparison,
     ConfidenceInterval,
     Dataset,
@@ -18,8 +28,11 @@ from aorta.account.model import (
 SCHEMA = 1
 
 
-def summary(datasets: Iterable[Dataset], comparison: Comparison | None) -> dict[str, Any]:
-    """summary.json."""
+def summary(
+    datasets: Sequence[Dataset], comparison: Comparison | None, causes: Mapping[str, Causes] | None = None
+) -> dict[str, Any]:
+    """summary.json. causes: by label, {} where nobody looked for any; None leaves all out that is worked out
+    of the steps: answer, account, phases, ranks."""
     result: dict[str, Any] = {
         "schema": SCHEMA,
         "datasets": {entry.label: _dataset_summary(entry) for entry in datasets},
@@ -27,6 +40,9 @@ def summary(datasets: Iterable[Dataset], comparison: Comparison | None) -> dict[
         "candidate": comparison.candidate if comparison else None,
         "comparison": {},
     }
+    if causes is not None:
+        for entry in datasets:
+            _add_observed(result["datasets"][entry.label], entry, causes.get(entry.label))
     if comparison is not None:
         result["comparison"] = {name: _row(metric) for name, metric in comparison.metrics.items()}
         result["headline"] = comparison.headline
@@ -39,6 +55,39 @@ def summary(datasets: Iterable[Dataset], comparison: Comparison | None) -> dict[
         result["decomposition"] = _decomposition(comparison)
         result["comparison_notes"] = comparison.notes
     return result
+
+
+def _add_observed(summary: dict[str, Any], dataset: Dataset, causes: Causes | None) -> None:
+    """Answer, account, losses and causes; of ranks who came last, and what telemetry and the allocator said.
+    Of the first run, where there are several."""
+    account = account_of(dataset.first)
+    rows = account.rows()
+    by_rank = {row.name: account.by_rank_ms(row.name).tolist() for row in rows}
+    summary["answer"] = dataset_answer(dataset, causes)
+    summary["losses"] = [{"name": loss.name, "ms": loss.ms, "share": loss.share} for loss in losses(dataset)]
+    summary["account"] = {
+        "step_ms": account.mean_step_ms if account.mean_step_ms > 0 else None,
+        "num_steps": account.step_ms.shape[1],
+        "cells": {row.name: {"ms": row.mean_ms, "share": row.share} for row in rows},
+        "ranks": {
+            str(rank): {name: ms[i] for name, ms in by_rank.items()} for i, rank in enumerate(account.ranks)
+        },
+        "wall_ms": account.outside or None,
+        "not_measured": account.reasons,
+    }
+    summary["straggler"] = late = None if causes is None else causes.late_rank
+    summary["sites"] = [msgspec.to_builtins(row) for row in sites_of(dataset.first)]
+    summary["phases"] = [msgspec.to_builtins(row) for row in phases_of(dataset.first)]
+    summary["differences"] = [asdict(entry) for entry in told_differences(dataset.first, late)]
+    for row in rank_rows(dataset.first):
+        fields = asdict(row)
+        del fields["rank"]
+        summary["ranks"][str(row.rank)]["judged_steps"] = fields
+    if causes is not None:
+        summary["causes"] = msgspec.to_builtins(causes.listed)
+    if causes is not None and causes.whatifs is not None:
+        summary["whatifs"] = msgspec.to_builtins(causes.whatifs.lines)
+        summary["notes"] = [*summary["notes"], *filter(None, [causes.whatifs.note])]
 
 
 def _dataset_summary(dataset: Dataset) -> dict[str, Any]:
