@@ -63,6 +63,7 @@ WITHOUT_PROGRAM = {
     ("shared_communicator", ""): "needs NCCL, whose calls of a group queue",
     ("small_messages", "DistributedDataParallel(bucket_cap_mb=25)"): "`buckets` knows the size that is set",
     ("small_messages", "flatten the tensors"): OF_NO_LINE,
+    ("small_messages", "leave these calls out"): "`by_hand`, of a program that has DDP as well",
     ("small_messages", "{layer} gathers"): "needs GPUs: SyncBatchNorm is not for a CPU",
     ("synchronisation", "prepare the next batch"): OF_SERVERS,
     ("transfer", "a one-shot or fused"): OF_SERVERS,

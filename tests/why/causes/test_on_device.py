@@ -16,8 +16,10 @@ from aorta.records.stacks import StackFrame
 from aorta.why.causes.finding import CauseFinding
 from aorta.why.causes.losses import of_a_step
 from aorta.why.causes.losses.needless import _tf32_as_fast, needless_work
+from aorta.why.causes.losses.waiting import IN_STEP, in_step
 from aorta.why.causes.rank import Worth, _once, _place, causes_of, found_causes
-from aorta.why.causes.text import nothing_text
+from aorta.why.causes.rules import rules
+from aorta.why.causes.text import fact_texts, filled, nothing_text
 from tests.records.run_folders import run_record
 from tests.why.causes.runs import Host, causes, run_of, sampled
 
@@ -341,6 +343,18 @@ def needless(kernels, work=None, peak=None, classes=None):
 LINE = StackFrame("train.py", 5, "Model.forward", True)
 
 
+def test_no_sentence_of_one_needless_work_is_said_of_another():
+    """Each is told by facts that no other finding has."""
+    facts = {
+        "what": "7,419 small operators", "module": "Decoder", "per_call": 96, "count": 7419, "each_us": 4.0,
+        "overhead_us": 3.0, "op": None,
+    }  # fmt: skip
+    finding = CauseFinding("compute", np.full(20, 9.0), {("compute",): 1.0}, facts=facts)
+    texts = fact_texts(finding, SimpleNamespace(ranks=[0]), 30.0, "run") | {"line": "f(), train.py:5"}
+    said = [text for evidence in rules()["compute"].evidence if (text := filled(evidence, texts))]
+    assert [text.partition(" of its")[0] for text in said] == ["one call"]
+
+
 @pytest.mark.parametrize(
     ("work", "peak", "found"),
     [
@@ -390,6 +404,15 @@ def test_batches_of_unlike_sizes_make_ranks_wait_for_each_other_in_turn(tmp_path
     assert [(cause.rank, cause.ms) for cause in found] == [(None, pytest.approx(6.0, rel=0.02))]
     assert found[0].subject == "unequal work, more of it on different ranks in turn"
     assert all(cause.kind != "imbalance" for cause in named(tmp_path / "alike", make))
+
+
+def test_ranks_whose_batches_are_long_together_are_in_step():
+    """Other ranks' batches are not known by size; their compute tells it, but for noise."""
+    lengths, others = np.tile([10.0, 20.0, 40.0], 8), np.tile([20.0, 40.0, 10.0], 8)
+    noise = np.tile([1.0, -1.0], 12)
+    assert in_step(np.array([lengths, lengths + 3])) == pytest.approx(1.0)
+    assert in_step(np.array([lengths, lengths + noise])) > IN_STEP
+    assert in_step(np.array([lengths, others])) < 0
 
 
 @pytest.mark.parametrize(("lines", "kept"), [((5, 5), {"synchronisation": 12.0}), ((5, 9), None)])

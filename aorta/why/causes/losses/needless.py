@@ -91,7 +91,7 @@ def _layout_copies(judged: Run, names: list[str], work: WorkOfStep) -> Iterator[
             "op": "layout",
             "what": "copies into another layout",
             "at": work.copies_at,
-            "count": work.copies,
+            "num_copies": work.copies,
         }
         yield CauseFinding("compute", ms, TAKES, facts=facts | {"layout_ms": float(ms.mean())})
 
@@ -181,7 +181,9 @@ def _counted(judged: Run, account: Account, work: WorkOfStep) -> Iterator[CauseF
         at = work.unchanged_at if work.unchanged_is_all and not account.on_device else None
         seen_ms = 0.0 if at is None else sampled_ms(judged, at.file, at.function)
         lost_ms = lost_ms * (seen_ms / max(float(lost_ms.mean()), 1e-9)) if seen_ms else lost_ms
-        yield finding("unchanged", "the same result computed in every step", work.unchanged_at, lost_ms)
+        same_at = None if work.unchanged_at is None else work.unchanged_at.text
+        what = "the same result computed in every step"
+        yield finding("unchanged", what, work.unchanged_at, lost_ms, same_at=same_at)
     if work.twice:
         weight = 1 / (1 + work.twice / work.flops)  # what the step takes holds it
         at = work.twice_at

@@ -447,6 +447,16 @@ MORE_TOKENS = 1.05
 """Of the ranks' mean, that a rank must get in the mean step where the program tells tokens."""
 
 
+IN_STEP = 0.5
+"""Correlation of the ranks' compute over steps: 0 where each has its own batches, 1 where all have alike."""
+
+
+def in_step(work_ms: Floats) -> float:
+    """The mean correlation of ranks over steps; work_ms: [rank, step]."""
+    num, of_one = len(work_ms), float(work_ms.var(axis=1).mean())
+    return (num * float(work_ms.mean(axis=0).var()) / of_one - 1) / (num - 1) if of_one > 0 else 0.0
+
+
 def uneven_batches(run: Run, parts: Parts, exposed: Exposed) -> Iterator[CauseFinding]:
     """What the longest computing rank of each step has beyond the mean of the ranks, which batches of one
     size would save, as far as the others wait for it. A clock that is held down is another cause."""
@@ -455,6 +465,8 @@ def uneven_batches(run: Run, parts: Parts, exposed: Exposed) -> Iterator[CauseFi
         return
     work = np.sum([cells[name] for name in ("compute", "hidden") if name in cells], axis=0)
     work = work - parts.clock_loss_ms
+    if not parts.on_device and in_step(work) > IN_STEP:
+        return  # the ranks have long batches together, and what is between them is their cores' noise
     row, steps = work.argmax(axis=0), np.arange(work.shape[1])
     waited = exposed.lost_to_ms[row, steps]
     loss = np.minimum(positive(work.max(axis=0) - work.mean(axis=0)), waited)
