@@ -9,7 +9,7 @@ import click
 
 from aorta.cli.options import output_option
 from aorta.command_line import OneScreenCommand, module_environment, rare
-from aorta.launcher import launched_rank
+from aorta.launcher import rank_text
 
 MOST_LOCAL_RANKS = 1024
 
@@ -54,7 +54,8 @@ def train_command(
     arguments = ["--config", config]
     if override or settings:
         arguments += ["--override", *override, *settings]
-    refuse_mistakes(num_ranks or launched_rank().world_size, config, (*override, *settings))
+    if num_ranks is not None or rank_text() is None:  # a launcher ends the others before the first rank spoke
+        refuse_mistakes(num_ranks or 1, config, (*override, *settings))
     if num_ranks is not None:
         command = training_command(num_ranks, *arguments)
         os.execve(command[0], command, module_environment())
