@@ -63,6 +63,8 @@ WITHOUT_PROGRAM = {
     ("shared_communicator", ""): "needs NCCL, whose calls of a group queue",
     ("small_messages", "DistributedDataParallel(bucket_cap_mb=25)"): "`buckets` knows the size that is set",
     ("small_messages", "flatten the tensors"): OF_NO_LINE,
+    ("core_taken", "let each process use more"): "needs cores that nobody else has",
+    ("small_messages", "join tensors to buckets"): "what `by_hand` is told, of calls that are not waited for",
     ("small_messages", "leave these calls out"): "`by_hand`, of a program that has DDP as well",
     ("small_messages", "{layer} gathers"): "needs GPUs: SyncBatchNorm is not for a CPU",
     ("synchronisation", "prepare the next batch"): OF_SERVERS,

@@ -34,6 +34,7 @@ PROGRAM = (
     "short_batch",
     "whole_batches",
     "cuda_graphs",
+    "own_crowd",
 )
 """workers_0: the training loop's DataLoader has none; workers_new: it has some, which start anew in short
 epochs. buckets_small: DDP's are set below its default. no_buffers: the model has none that DDP could send.
@@ -43,7 +44,7 @@ parameters. optimizer_of_another: it is none of torch.optim. never_fused: it has
 are of UNFUSED. anomaly: autograd's anomaly detection is on. no_core: workers of a loader would take cores
 from training. short_batch: a worker would take as long to hand a batch over as the step waits for it.
 whole_batches: the data set is asked for a batch at once. cuda_graphs: torch.compile was asked to replay the
-model as CUDA graphs."""
+model as CUDA graphs. own_crowd: a process has more threads of torch and loader workers than cores."""
 OFFERS = {
     "fused": r"\bfused(?:=True| optimizer)",
     "bucket_view": r"\bgradient_as_bucket_view=True",
@@ -133,6 +134,8 @@ def program_of(run: RunRecord | None) -> tuple[frozenset[str], dict[str, str]]:
         names.add("anomaly")
     if isinstance(modes, Mapping) and _number(modes, "compiled_frames"):
         names.add("compile")
+    if isinstance(modes, Mapping):
+        _crowd(modes, loader, names, facts)
     if isinstance(modes, Mapping) and modes.get("cuda_graphs"):
         names.add("cuda_graphs")
     return frozenset(names), facts
@@ -168,6 +171,19 @@ def workers_of(
     if free < 1 or core_taken > CROWDED:
         names.add("no_core")
     return frozenset(names), {"workers": str(max(min(free, MOST_WORKERS), 1)), "cores": str(cores)}
+
+
+def _crowd(
+    modes: Mapping[str, Any], loader: Mapping[str, Any] | None, names: set[str], facts: dict[str, str]
+) -> None:
+    """Whether a process takes its own cores."""
+    cores, threads = int(_number(modes, "num_cores")), int(_number(modes, "num_threads"))
+    num_workers = 0 if loader is None else int(_number(loader, "num_workers"))
+    if 0 < cores < threads + num_workers:
+        names.add("own_crowd")
+        at = "" if loader is None or not num_workers else f", of {loader.get('site')}"
+        facts["crowd"] = f"torch's threads ({threads}) and loader workers ({num_workers}{at})"
+        facts["own_cores"] = str(cores)
 
 
 def _loader(loader: Mapping[str, Any], names: set[str], facts: dict[str, str]) -> None:

@@ -290,3 +290,15 @@ def test_calls_of_the_program_are_not_charged_with_another_operation(tmp_path):
     assert explained.cannot_tell == []
     (cause,) = [cause for cause in explained.listed if cause.kind == "small_messages"]
     assert 20.0 < cause.ms <= 24.01
+
+
+@pytest.mark.parametrize(("cores", "is_crowded"), [(2, True), (3, False), (0, False)])
+def test_a_process_with_more_threads_than_cores_takes_its_own(cores, is_crowded):
+    """Two threads of torch and a loader worker."""
+    record = msgspec.structs.replace(
+        run_with(loaders=LOADER | {"num_workers": 1}),
+        program={"loaders": [LOADER | {"num_workers": 1}], "modes": {"num_threads": 2, "num_cores": cores}},
+    )
+    names, facts = program_of(record)
+    assert ("own_crowd" in names) == is_crowded
+    assert ("crowd" in facts) == is_crowded

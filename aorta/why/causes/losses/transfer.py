@@ -34,6 +34,8 @@ UNIT_OPS = ("all_gather", "reduce_scatter")
 """Of fully_shard's units."""
 BARRIER = "barrier"
 """The one operation that moves no bytes."""
+LOOKED_AT = 24
+"""Lines whose calls are looked at."""
 MANY_CALLS = 8
 """Small calls of an operation in a step, from which on merging them is worth a thought."""
 ABOUT = 0.1
@@ -272,7 +274,16 @@ def _small_messages(run: Run, exposed: Floats, details: Exposure | None) -> Iter
         facts |= {"per_call_ms": per_call, "origin": origin}
         if origin == "program":
             facts |= _own_calls(run, op)
+            if _are_asynchronous(run, op):
+                facts["waits"] = False
         yield CauseFinding("small_messages", saved, MOVING, facts=facts)
+
+
+def _are_asynchronous(judged: Run, op: str) -> bool:
+    """Whether most calls of it are, as far as lines have kept calls: the program goes on meanwhile."""
+    lines = islice(judged.records(judged.ranks[0]), LOOKED_AT)
+    calls = [call.is_async for line in lines for call in line.collectives or () if call.op == op]
+    return 2 * sum(calls) > len(calls)
 
 
 def _own_calls(judged: Run, op: str) -> dict[str, object]:
