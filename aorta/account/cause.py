@@ -20,6 +20,7 @@ CauseKind = Literal[
     "copy",  # copies that nothing hides
     "clock",  # the device runs below its clock
     "memory",  # the allocator had to free its cache, or memory is near its limit
+    "wide_dtype",  # collectives move wider elements than the parameters have
     "small_messages",  # collectives so small that their latency is most of their time
     "no_prefetch",  # gathers start after the compute that could have hidden them
     "imbalance",  # ranks have different amounts of work

@@ -130,11 +130,16 @@ class ProgramNotes:
         }
 
 
-def _sizes(parameters: Any) -> dict[str, int]:
+def _sizes(parameters: Any) -> dict[str, Any]:
+    bytes_of: dict[str, int] = {}
     found = [*parameters]
+    for entry in found:
+        dtype = str(_text(entry.dtype))
+        bytes_of[dtype] = bytes_of.get(dtype, 0) + entry.numel() * entry.element_size()
     return {
         "num_parameters": len(found),
-        "parameter_bytes": sum(entry.numel() * entry.element_size() for entry in found),
+        "parameter_bytes": sum(bytes_of.values()),
+        "bytes_of_dtypes": bytes_of,
     }
 
 

@@ -46,6 +46,7 @@ def test_what_is_made_again_and_again_is_one_description(notes):
     (optimizer,) = notes.described()["optimizers"]
     assert (optimizer["kind"], optimizer["foreach"], optimizer["times"]) == ("SGD", False, 3)
     assert (optimizer["num_parameters"], optimizer["parameter_bytes"]) == (1, 16)
+    assert optimizer["bytes_of_dtypes"] == {"float32": 16}
 
 
 def test_a_replica_tells_its_buckets_and_buffers(notes):

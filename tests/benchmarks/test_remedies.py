@@ -75,6 +75,7 @@ WITHOUT_PROGRAM = {
     ("transfer", "issue it with async_op=True"): "needs GPUs: nothing overlaps on a CPU",
     ("transfer", "mp_policy with"): "needs GPUs: gloo reduces bfloat16 on the CPU",
     ("transfer", "send tokens"): "needs a mixture of experts",
+    ("wide_dtype", "MixedPrecisionPolicy("): "needs GPUs: gloo reduces bfloat16 on the CPU",
 }
 """By kind and the beginning of the remedy; '' stands for all of a kind."""
 
@@ -93,6 +94,7 @@ def printed(text, name, who):
             "repeats": "6",
             "bucket_cap_mb": "0.05",
             "op": "all_reduce",
+            "parameter_dtype": "float32",
             "optimizer": "Lion",
         }
     )

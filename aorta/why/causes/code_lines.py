@@ -19,7 +19,9 @@ FEWEST = 3
 LEAST = 0.3
 """Of a loss, that the samples in its line must account for: fewer are of something else."""
 WAITS_IN: tuple[StackPhase, ...] = ("communication", "data", "checkpoint", "evaluation")
-OF_COLLECTIVES: tuple[CauseKind, ...] = ("small_messages", "transfer", "no_prefetch", "shared_communicator")
+OF_COLLECTIVES: tuple[CauseKind, ...] = (
+    *("small_messages", "transfer", "wide_dtype", "no_prefetch", "shared_communicator"),
+)
 """Kinds whose line is the one that issues."""
 MOST_ISSUED = 3
 NO_LINE = {"core_taken", "clock", "imbalance", "bubble", "contention", "starved", "unwaited"}
@@ -91,6 +93,25 @@ def issued_text(finding: CauseFinding, judged: Run) -> str:
         return ""
     places = [f"in {row.place} ({row.moves}, {row.often})" for row in rows]
     return f"{rows[0].op} is issued {', '.join(places)}"
+
+
+def beside_calls_ms(finding: CauseFinding, judged: Run) -> float:
+    """Of a mean step on a CPU, what ranks were seen in, within backward passes, in the function that issues
+    most of a finding's collectives, but for the calls themselves: conversions and copies. 0 where too few
+    samples tell."""
+    site = _issuing_most(finding, judged)
+    samples = [one for rank in judged.ranks[:MOST_RANKS] if (one := _samples(judged, rank)) is not None]
+    if site is None or judged.source != "host":
+        return 0.0
+    stacks = [stack for one in samples for stack in one.chosen(one.is_judged & one.in_phase("backward"))]
+    at = (site.file, site.function.partition(".<locals>")[0])
+    found = []
+    for stack in stacks:
+        last = next((frame for frame in reversed(stack.frames) if frame.is_program), None)
+        is_there = last is not None and (last.file, last.outer_function) == at
+        if is_there and not _calls(stack, _op(finding)):
+            found.append(stack.ms / len(samples))
+    return sum(found) if len(found) >= FEWEST else 0.0
 
 
 def _op(finding: CauseFinding) -> str:

@@ -13,7 +13,7 @@ from aorta.account.rows import positive
 from aorta.why.causes.finding import CauseFinding
 from aorta.why.causes.program import without_in_force
 
-OF_ONE_OPERATION: tuple[CauseKind, ...] = ("small_messages", "no_prefetch")
+OF_ONE_OPERATION: tuple[CauseKind, ...] = ("small_messages", "no_prefetch", "wide_dtype")
 Taken = dict[str, float]
 """By cell, the ms of the mean step that a cause takes."""
 

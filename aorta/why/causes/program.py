@@ -75,6 +75,10 @@ CROWDED = 0.1
 """Part of the step in which others have the cores, from which on no core is free."""
 USUAL_BUCKET_MB = 25.0
 WEIGHTS_OF_A_BLOCK = 4
+FLOATS = {"bfloat16": 2, "float16": 2, "float32": 4, "float64": 8}
+"""Bytes of an element."""
+WIDE_PART = 0.1
+"""Norms in fp32 beside a model in bf16 are less."""
 SHORT_EPOCH = 200
 """Batches."""
 
@@ -145,6 +149,19 @@ def num_parameters(run: RunRecord | None) -> int:
     """Tensors that the optimizer with most of them updates; 0 where nobody watched."""
     row = _largest(((run.program if run is not None else None) or {}).get("optimizers"), "num_parameters")
     return 0 if row is None else int(_number(row, "num_parameters"))
+
+
+def parameter_dtype(run: RunRecord | None) -> str | None:
+    """The widest of FLOATS that at least WIDE_PART of the bytes of some optimizer's, replica's or unit's
+    parameters have; None where nobody watched."""
+    program = (run.program if run is not None else None) or {}
+    found = []
+    for row in (row for name in ("optimizers", "wrappers", "units") for row in _rows(program.get(name))):
+        sizes = row.get("bytes_of_dtypes")
+        if isinstance(sizes, Mapping):
+            least = WIDE_PART * sum(sizes.values())
+            found += [dtype for dtype, size in sizes.items() if dtype in FLOATS and size >= least]
+    return max(found, key=lambda dtype: FLOATS[dtype], default=None)
 
 
 def bytes_of_optimizers(run: RunRecord | None) -> float:

@@ -81,7 +81,7 @@ RARE = 0.5
 """Median over mean below which a loss is in few steps."""
 UNLIKE = 0.75
 """Mean over median below which it is not in all steps, as a loss in every second one."""
-LESS: tuple[CauseKind, ...] = ("program_code", "transfer")
+LESS: tuple[CauseKind, ...] = ("program_code", "transfer", "wide_dtype")
 BY_IDLE_TIME: tuple[CauseKind, ...] = (
     "launch_bound",
     "synchronisation",
@@ -543,7 +543,7 @@ def cause_of(
     is_needless = finding.facts.get("origin") == "accumulated"
     less = MENDED_LESS if finding.kind in LESS and not is_needless else MENDED_ERROR
     beside_ms = 0.0
-    if finding.kind in OF_MESSAGES and line is not None and line.num_samples:
+    if finding.kind in (*OF_MESSAGES, "wide_dtype") and line is not None and line.num_samples:
         beside_ms = max(sampled_ms(judged, line.file, line.function) - line.ms, 0.0)
     interval, why_no_interval = value.printed(
         max(room.most_ms, value.ms),

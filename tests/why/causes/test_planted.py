@@ -278,6 +278,25 @@ def test_the_same_bucket_reduced_three_times_is_named_with_two_thirds_of_it(tmp_
     assert "no_sync()" in first.change
 
 
+@pytest.mark.parametrize(("dtype", "ms"), [("bfloat16", 2.0), ("float32", None)])
+def test_gradients_wider_than_parameters_cost_the_transfer_of_the_bytes_beyond(tmp_path, dtype, ms):
+    """4 ms of float32 stick out; 2 % of the parameters are norms in float32."""
+
+    def step(rank, step, noise):
+        host = Host().work(20.0 * noise.gauss(1, 0.005), "backward")
+        return host.comm(4.0, size=8 * MIB, module=0).work(1.0, "optimizer"), {"modules": ["bucket 0: head"]}
+
+    sizes = {dtype: 98.0, "float32": 2.0 if ms else 100.0}
+    program = {"optimizers": [{"parameter_bytes": 100.0, "bytes_of_dtypes": sizes}]}
+    wide = [
+        (cause.ms, cause.subject[:63])
+        for cause in found(tmp_path / "run", step, run_record(2, program=program))
+        if cause.kind == "wide_dtype"
+    ]
+    text = "8.0 MiB a step travel as float32 where parameters are bfloat16:"
+    assert wide == ([(pytest.approx(ms, rel=0.1), text)] if ms else [])
+
+
 def two_models_in_turn(rank, step, noise):
     """The buckets of both have one name, and an optimizer steps behind each reduction."""
     host = Host()

@@ -22,9 +22,10 @@ from aorta.timeline.collective import POINT_TO_POINT, busbw_factor
 from aorta.timeline.intervals import Intervals, intersect, length_ms, subtract, union
 from aorta.timeline.matching import UNKNOWN_OP
 from aorta.timeline.types import TRACE_SOURCES
+from aorta.why.causes.code_lines import beside_calls_ms
 from aorta.why.causes.finding import WAIT, CauseFinding, Floats
 from aorta.why.causes.losses.parts import Parts
-from aorta.why.causes.program import num_parameters
+from aorta.why.causes.program import FLOATS, num_parameters, parameter_dtype
 
 MOVING: dict[tuple[str, ...], float] = {("transfer", "communication"): 1.0}
 DETAILED_STEPS = 24
@@ -83,6 +84,21 @@ class Exposure:
     """Rank, global step, start and end of the longest exposed stretch."""
     num_updates: int
     """How often an optimizer steps behind a backward pass, in the median step; at least 1."""
+    wide: dict[str, "Wide"]
+    """By operation, its large calls of a wider dtype than the parameters have."""
+
+
+@dataclass(slots=True)
+class Wide:
+    """A call ends earlier by its bytes' part of its time, of which no more can be saved than sticks out."""
+
+    parameter_dtype: str
+    dtype: str
+    part: float
+    """Of the operation's exposed ms, what its calls would end earlier."""
+    bytes: float
+    """Of the calls in a step, as they are."""
+    num: float
 
 
 def transfer(judged: Run, parts: Parts, exposed: Exposed, details: Exposure | None) -> Iterator[CauseFinding]:
@@ -114,6 +130,32 @@ def transfer(judged: Run, parts: Parts, exposed: Exposed, details: Exposure | No
             finding.facts |= {**_facts_of(judged, parts, exposed, details, op), **finding.facts}
             left = left * (1 - shares[op] * (1 - 1 / repeats))
             yield finding
+    for op, wide in (details.wide if details else {}).items():
+        if op not in shares:
+            continue
+        ms = np.minimum(wide.part * shares[op] * transfer_ms, left)
+        beyond = 1 - FLOATS[wide.parameter_dtype] / FLOATS[wide.dtype]
+        shares[op] *= 1 - wide.part
+        left = left - ms
+        facts = _facts_of(judged, parts, exposed, details, op) | {
+            "dtype": wide.dtype,
+            "parameter_dtype": wide.parameter_dtype,
+            "times": f"{FLOATS[wide.dtype] // FLOATS[wide.parameter_dtype]}",
+            "total_bytes": wide.bytes,
+            "num_calls": counted(max(1, round(wide.num)), "call"),
+        }
+        finding = CauseFinding("wide_dtype", ms, MOVING, facts=facts)
+        if beside_ms := beside_calls_ms(finding, judged):
+            finding.facts["beside_ms"] = beside_ms
+            finding.ms = ms + beside_ms
+            moved = float(ms.mean()) / finding.mean_ms
+            finding.takes = {**{cells: moved for cells in MOVING}, ("compute", "hidden"): 1 - moved}
+        if judged.source == "host":  # what is hidden takes cores as well
+            hidden_ms = (judged.mean_of(of_operation("comm_ms", op)) or 0.0) - (
+                judged.mean_of(of_operation("exposed_ms", op)) or 0.0
+            )
+            finding.more_ms = max(hidden_ms, 0.0) * beyond
+        yield finding
     # What a program need not send is a cause of its own; gradients and parameters have one remedy.
     needless = [op for op in shares if moves_of(judged, op) in NEEDLESS]
     # Gradients that the program reduces itself look like any tensor; what it broadcasts is there already.
@@ -437,6 +479,8 @@ def exposure(run: Run) -> Exposure | None:
     launching_ms = 0.0
     num_updates: list[int] = []
     longest: tuple[float, tuple[int, int, float, float]] | None = None
+    of_parameters = parameter_dtype(run.record)
+    wide: dict[str, Wide] = {}
     ranks = {run.ranks[0]} if run.source in TRACE_SOURCES else {run.ranks[0], run.ranks[-1]}
     for rank in sorted(ranks):
         steps = (record for record in run.records(rank) if record.global_step in detailed_steps)
@@ -450,8 +494,14 @@ def exposure(run: Run) -> Exposure | None:
                 entry[1] = max(entry[1], call.bytes or 0)
                 entry[2] += 1
                 entry[3] += (call.bytes or 0) <= SMALL_BYTES
+                if _part_beyond(call, of_parameters):
+                    row = wide.setdefault(call.op, Wide(str(of_parameters), call.dtype, 0.0, 0.0, 0.0))
+                    row.bytes += call.bytes or 0
+                    row.num += 1
             for ms, call in _shares(record, bare):
                 by_call[call.op, record.module_of(call), call.group][0] += ms
+                if beyond := _part_beyond(call, of_parameters):
+                    wide[call.op].part += min(ms, beyond * ((call.end_ms or 0.0) - (call.start_ms or 0.0)))
             for queued_call, ms in _queued(record, bare):
                 queued[queued_call] += ms
             for start, end in bare.tolist():
@@ -459,6 +509,10 @@ def exposure(run: Run) -> Exposure | None:
                     longest = end - start, (rank, record.global_step, start, end)
     if not num:
         return None
+    for op, row in wide.items():
+        total_ms = sum(entry[0] for key, entry in by_call.items() if key[0] == op)
+        row.part = row.part / total_ms if total_ms > 0 else 0.0
+        row.bytes, row.num = row.bytes / num, row.num / num
     worst = max(queued, key=lambda queued_call: queued[queued_call], default="")
     return Exposure(
         {key: (ms / num, int(size), max(1, round(n / num))) for key, (ms, size, n, _) in by_call.items()},
@@ -468,7 +522,15 @@ def exposure(run: Run) -> Exposure | None:
         launching_ms / num,
         None if longest is None else longest[1],
         max(1, int(np.median(num_updates))),
+        wide,
     )
+
+
+def _part_beyond(call: CollectiveRecord, parameter_dtype: str | None) -> float:
+    """Of a large call's bytes, what it would not move in the parameters' dtype."""
+    if parameter_dtype is None or call.dtype not in FLOATS or (call.bytes or 0) <= SMALL_BYTES:
+        return 0.0
+    return max(1 - FLOATS[parameter_dtype] / FLOATS[call.dtype], 0.0)
 
 
 def _num_updates(record: StepRecord) -> int:
