@@ -114,9 +114,6 @@ class OneLine(click.Command):
     A command with a verdict prints within `output_of_verdict`.
     """
 
-    speaker = "error"
-    """The word in front of each such line: analysis/overlap_report.py has its own."""
-
     def main(self, *args: Any, standalone_mode: bool = True, **extra: Any) -> Any:
         run: Any = super().main  # click declares overloads that cannot be passed on
         if not standalone_mode:
@@ -172,7 +169,7 @@ class OneLine(click.Command):
         """Print a mistake once: all ranks of a run find it, and the first one speaks."""
         if is_first_rank():
             try:
-                click.echo(f"{self.speaker}: {' '.join(message.splitlines())}", err=True)
+                click.echo(f"error: {' '.join(message.splitlines())}", err=True)
             except BrokenPipeError:
                 discard_output()
 
