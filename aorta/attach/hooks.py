@@ -134,6 +134,10 @@ class Attachment:
         self._compiled_call = CompiledCall()
         self._compiled: set[int] = set()
         """Ids of optimizers that were called by compiled code."""
+        self._in_graph: weakref.WeakKeyDictionary[Any, list[tuple[Any, bool]]] = weakref.WeakKeyDictionary()
+        """By CUDA graph, who steps in it, and whether behind a backward pass."""
+        self._captured: list[tuple[Any, bool]] | None = None
+        """Those of the graph that is being captured."""
         self._optimizer_device: Any = None
         self._failure: tuple[Any, Any, Any] = (None, None, None)
         self.pending_targets = [] if settings.step_at is None else [settings.step_at]
@@ -170,6 +174,10 @@ class Attachment:
         self._call_before(torch.nn.Module, "load_state_dict", lambda args: self._state_loaded())
         self._watch_files(torch)
         self._call_before(torch.nn.Module, "eval", lambda args: self._evaluation_begins(args[0]))
+        graph = torch.cuda.CUDAGraph
+        self._call_after(graph, "capture_begin", lambda args: self._captures(args[0]))
+        self._call_before(graph, "capture_end", lambda args: self._captures(None))
+        self._call_after(graph, "replay", lambda args: self._replayed(args[0]))
         from torch.utils.data import dataloader
 
         self._call_after(dataloader.DataLoader, "__init__", lambda args: self._made("loader", args[0]))
@@ -578,11 +586,28 @@ class Attachment:
         if self._has_uncalled and isinstance(stepper, self.torch.optim.Optimizer):
             self._called(stepper)
         behind, self._behind = self._behind, False
+        if self._captured is not None:
+            self._captured.append((stepper, behind))
         self._last_stepper = stepper
         if self.session is None:
             self._start()
         if self.session is not None:  # else another thread is about to start it
             self.session.optimizer_ended(stepper, behind)
+
+    @guarded
+    def _captures(self, graph: Any | None) -> None:
+        """Note which CUDA graph is captured from now on; None: none is."""
+        self._captured = None if graph is None else []
+        if graph is not None:
+            self._in_graph[graph] = self._captured
+
+    @guarded
+    def _replayed(self, graph: Any) -> None:
+        """Note the calls of optimizers that a CUDA graph repeats, which no hook sees."""
+        for stepper, behind in self._in_graph.get(graph, ()):
+            if not self._is_elsewhere(stepper):
+                self.entered_ns, self._behind = monotonic_ns(), behind
+                self._ended(stepper)
 
     # -- wrapped steps -------------------------------------------------------------------------
 

@@ -171,6 +171,18 @@ def test_a_program_of_one_iteration_has_one_step(attached: Attach) -> None:
 
 
 @pytest.mark.heavy
+def test_replays_of_a_graph_that_holds_the_optimizer_are_steps(
+    attached: Attach, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls = dict.fromkeys(("capture_begin", "capture_end", "replay"), lambda self: None)
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", type("CUDAGraph", (), calls))
+    result = attached("graphed")
+    assert [step.global_step for step in result.steps] == list(range(STEPS))
+    assert result.run.coverage["steps_at"] == "torch.optim.sgd.SGD.step"
+    assert result.collectives[2:] == [1, 0, 0, 0]
+
+
+@pytest.mark.heavy
 def test_collectives_of_a_checkpoint_that_a_thread_saves_are_in_no_step(attached: Attach) -> None:
     result = attached("saved_in_background")
     assert set(result.collectives[2:]) == {1}
