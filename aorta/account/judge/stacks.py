@@ -220,3 +220,15 @@ def sampled_ms(judged: Run, file: str, function: str) -> float:
                     return 0.0
                 found.append(stack.ms / len(samples))
     return sum(found) if len(found) >= FEWEST else 0.0
+
+
+def sampled_in_modules(judged: Run, line: CodeLine) -> float:
+    """Part of what the first rank was seen in a line, and in what that calls, that is in a module."""
+    samples = samples_of(judged.whole or judged, judged.ranks[0])
+    if samples is None:
+        return 0.0
+    at, in_module, ms = (line.file, line.line), samples.in_phase("forward"), {True: 0.0, False: 0.0}
+    for row in np.flatnonzero(samples.is_judged).tolist():
+        if any((frame.file, frame.line) == at for frame in samples.stacks.path(int(samples.rows[row, 5]))):
+            ms[bool(in_module[row])] += float(samples.ms[row])
+    return ms[True] / max(sum(ms.values()), 1e-9)

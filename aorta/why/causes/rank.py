@@ -26,7 +26,7 @@ from aorta.account.judge.judged import MOST_NUMBERS, last_holds_the_end, length_
 from aorta.account.judge.late import LateRank, steps_left_out
 from aorta.account.judge.occasional import Occasions, occasions, of_all_steps
 from aorta.account.judge.phases import line_of_evaluation
-from aorta.account.judge.stacks import sampled_ms
+from aorta.account.judge.stacks import sampled_in_modules, sampled_ms
 from aorta.account.model import Causes, Dataset, Run, once_of_run
 from aorta.account.numbers import quantity
 from aorta.account.rows import positive
@@ -39,7 +39,7 @@ from aorta.why.causes.finding import (
     CauseFinding,
     Floats,
 )
-from aorta.why.causes.losses.of_a_step import findings
+from aorta.why.causes.losses.of_a_step import RARE, SEEN, findings
 from aorta.why.causes.losses.outside import outside_cause
 from aorta.why.causes.losses.waiting import left_out
 from aorta.why.causes.program import program_of, stack_of, without_in_force, workers_of
@@ -61,9 +61,13 @@ from aorta.why.causes.whatifs import whatifs_of
 MOST_SHOWN = 5
 OF_KERNELS = ("compute", "imbalance")
 """Kinds of which a device's kernels are the measure: recording makes none of them longer."""
-OF_ONE_LINE = (("small_messages", "launch_bound"), ("program_code", "pause"))
+OF_ONE_LINE = (("small_messages", "launch_bound"), ("program_code", "pause"), ("pause", "program_code"))
 """A larger and a smaller kind that are one loss where both are in one line: what issues messages launches
 late as well, and what a line takes in all steps holds what it takes in slow ones."""
+IN_AN_UPDATE = 8
+"""Optimizer steps that learn from what was gathered before the first of them, at most."""
+CALLS_THE_MODEL = 0.25
+"""Of what was sampled in a line, that is in a module."""
 OF_HOSTS = ("synchronisation", "small_messages", "launch_bound", "program_code", "optimizer")
 """Kinds by which hosts launch late."""
 ECHO = 0.4
@@ -76,9 +80,7 @@ FEW_STEPS_FACTOR = 2
 """Where the steps of a run are too few for an interval, a loss must be this much larger. A trace is of few
 steps, and what was asked for."""
 NEARLY_ALL = 0.8
-"""Part of the steps."""
-RARE = 0.5
-"""Median over mean below which a loss is in few steps."""
+"""Of the steps, or of a loss."""
 UNLIKE = 0.75
 """Mean over median below which it is not in all steps, as a loss in every second one."""
 LESS: tuple[CauseKind, ...] = ("program_code", "transfer", "wide_dtype")
@@ -90,6 +92,8 @@ BY_IDLE_TIME: tuple[CauseKind, ...] = (
     "program_code",
 )
 """Kinds that spans of the host or bytes do not bound."""
+Named = tuple[Cause, dict[str, float]]
+"""A cause, and what it takes of each cell."""
 
 
 def causes_of(dataset: Dataset, path: str = "", *, replays: bool = True) -> Causes:
@@ -127,7 +131,7 @@ def found_causes(judged: Run, path: str = "RUN") -> Causes:
         return Causes([], cannot_tell=[account.contradiction])
     rule_of, stack = rules(), stack_of(looked)
     ledger = Ledger(account)
-    named: list[tuple[Cause, dict[str, float]]] = []
+    named: list[Named] = []
     cannot_tell: list[str] = []
     exposures = Exposures(looked)
     found = [
@@ -138,8 +142,11 @@ def found_causes(judged: Run, path: str = "RUN") -> Causes:
         room = _Room(_may_go_too(taken, ledger), _most_ms(account, ledger))
         cause = cause_of(finding, rule_of[finding.kind], looked, account, stack, path, room)
         wrong = None if cause is None else exposures.exceeded(finding, taken)
+        instead = "" if cause is None else _of_no_usual_step(cause, finding, looked, account)
         if cause is not None and wrong is not None:
             cannot_tell.append(please_report(f"what {cause.subject} costs", wrong))
+        elif instead:
+            cannot_tell.append(instead)
         elif cause is not None:
             rows = rows_text(taken, account)
             cause = msgspec.structs.replace(cause, evidence=(*cause.evidence, *([rows] if rows else [])))
@@ -170,6 +177,26 @@ def found_causes(judged: Run, path: str = "RUN") -> Causes:
     )
 
 
+def _of_no_usual_step(cause: Cause, finding: CauseFinding, judged: Run, account: Account) -> str:
+    """What is said instead of a cause that mends no usual step; '' where it does."""
+    values, subject = np.nan_to_num(finding.ms), f"{cause.subject[:1].upper()}{cause.subject[1:]}"
+    was_seen = finding.kind in SEEN or (finding.kind == "pause" and "op" not in finding.facts)
+    slow, line = finding.occasions, cause.line
+    if slow is not None:
+        is_short = finding.facts.get("op") == "slow_steps" and 0 < (slow.period or 0) <= IN_AN_UPDATE
+        if not is_short or line is None or sampled_in_modules(judged, line) < CALLS_THE_MODEL:
+            return ""
+        return (
+            f"{subject}: {quantity(cause.ms, 'ms')} a step. The model is called there: an update of several"
+            " optimizer steps that gathers first what they learn from, or a longer batch, is no loss."
+        )
+    is_one = len(values) >= MIN_STEPS and values.max() >= NEARLY_ALL * values.sum() > 0
+    if was_seen or finding.by_stretch or finding.is_risk or finding.rank is not None or not is_one:
+        return ""
+    step, most_ms = account.global_step[int(values.argmax())], quantity(float(values.max()), "ms")
+    return f"{subject}: {most_ms} in step {step} alone, as a first use has them: no loss of each step."
+
+
 class Ledger:
     """Mean ms of a step that are left in each cell of the account: a finding explains each of them once, and
     none that no cell holds."""
@@ -191,9 +218,7 @@ class Ledger:
         return taken
 
 
-def _once(
-    named: list[tuple[Cause, dict[str, float]]], judged: Run | None = None
-) -> list[tuple[Cause, dict[str, float]]]:
+def _once(named: list[Named], judged: Run | None = None) -> list[Named]:
     """A rank that is waited for because its batches are longer is one cause, told how to mend it."""
     longer = {cause.rank: cause for cause, _ in named if cause.kind == "imbalance"}
     late = {cause.rank for cause, _ in named if cause.kind == "late_rank"} & set(longer) - {None}
@@ -208,15 +233,11 @@ def _once(
     return _once_a_line(told, judged)
 
 
-def _once_a_line(
-    named: list[tuple[Cause, dict[str, float]]], judged: Run | None
-) -> list[tuple[Cause, dict[str, float]]]:
+def _once_a_line(named: list[Named], judged: Run | None) -> list[Named]:
     """A smaller cause of the line of a larger one, where both are one loss, becomes a sentence of that."""
-    told: list[tuple[Cause, dict[str, float]]] = []
+    told: list[Named] = []
     for cause, taken in named:
-        place = next(
-            (place for place, (larger, _) in enumerate(told) if _is_in(larger, cause, taken, judged)), None
-        )
+        place = next((place for place, one in enumerate(told) if _is_in(one, (cause, taken), judged)), None)
         if place is None:
             told.append((cause, taken))
             continue
@@ -228,7 +249,7 @@ def _once_a_line(
             )
             continue
         text, interval, bound = "of it are", larger.interval_ms, larger.bound_ms
-        if cause.kind != "pause" and interval is not None and bound is not None:
+        if "pause" not in (cause.kind, larger.kind) and interval is not None and bound is not None:
             text, more = "more may go with it:", min(cause.ms, bound)
             interval, bound = (interval[0], interval[1] + more), bound - more
             its = {name: its.get(name, 0.0) + taken.get(name, 0.0) for name in its | taken}
@@ -291,13 +312,14 @@ def _is_of_one_rank(larger: Cause, cause: Cause) -> bool:
     return is_one and "late_rank" in (larger.kind, cause.kind) and larger.is_in_step and cause.is_in_step
 
 
-def _is_in(larger: Cause, cause: Cause, taken: dict[str, float], judged: Run | None) -> bool:
+def _is_in(one: Named, other: Named, judged: Run | None) -> bool:
     """Whether both are one loss. Of pauses, sleep and evaluations take no compute, and slow steps do."""
+    larger, cause = one[0], other[0]
     if _is_of_messages(larger, cause, judged) or _is_of_one_rank(larger, cause):
         return True
     if (larger.kind, cause.kind) not in OF_ONE_LINE or larger.line is None or cause.line is None:
         return False
-    is_apart = cause.kind == "pause" and "compute" not in taken
+    is_apart = any(each.kind == "pause" and "compute" not in taken for each, taken in (one, other))
     return not is_apart and (larger.line.text, larger.rank) == (cause.line.text, cause.rank)
 
 

@@ -9,6 +9,7 @@ from aorta.records.files import sites_name, stacks_name
 from aorta.records.schema import CallSite, CallSites, HostSpan, HostUse
 from aorta.records.stacks import DOING, PLACES, STACK_PHASES, StackChunk, StackFrame, StackSample
 from aorta.why.causes.losses.program_code import host_is_ahead_of_copies
+from aorta.why.causes.rank import found_causes
 from tests.records.run_folders import run_record
 from tests.why.causes.runs import STEPS, Host, causes, plain, run_of, waited
 
@@ -179,6 +180,30 @@ def test_slow_steps_are_not_in_the_line_that_calls_backward(tmp_path):
         write_stacks(folder, rank, COMMON, *slow)
     cause = first_cause(folder)
     assert (cause.kind, cause.line.text) == ("pause", "augment(), straggler.py:5")
+
+
+@pytest.mark.parametrize(
+    ("every", "phase", "kinds"),
+    [
+        pytest.param(2, "forward", [], id="a-policy-gathers-for-two-steps"),
+        pytest.param(2, "rest", ["program_code"], id="an-environment-for-two-steps"),
+        pytest.param(10, "forward", ["pause"], id="an-evaluation"),
+    ],
+)
+def test_an_update_of_several_steps_that_begins_with_calls_of_the_model_is_no_loss(
+    tmp_path, every, phase, kinds
+):
+    def make(rank, step, noise):
+        return Host().work(30.0 * noise.gauss(1, 0.01) + 10.0 * every * (step % every == 0)).comm(2.0)
+
+    folder = run_of(tmp_path, make, steps=44)
+    for rank in (0, 1):
+        write_stacks(folder, rank, COMMON, ("augment", phase, "runs", 10.0 * every, every))
+    found = found_causes(judge(load_run(folder, "run"), 1))
+    assert [cause.kind for cause in found.listed] == kinds
+    assert ["an update of several optimizer steps" in text for text in found.cannot_tell] == [True] * (
+        not kinds
+    )
 
 
 def test_what_the_program_does_in_every_step_beside_its_model_is_named(tmp_path):

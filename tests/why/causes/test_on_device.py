@@ -198,6 +198,22 @@ def test_idle_time_behind_the_update_is_the_programs_own_code(tmp_path):
     assert "behind the optimizer" in first.evidence[0]
 
 
+def test_what_one_step_alone_has_is_no_loss_of_each_step(tmp_path):
+    """The tenth one idles for 300 ms, 9.4 ms of the mean step, as where kernels are loaded."""
+    few = KernelSums(num_kernels=50, classes={"gemm": (25.0, 50)}, top=[])
+
+    def make(rank, step, noise):
+        host = Host().work(28.0 * noise.gauss(1, 0.01)).comm(0.5).idle(0.1, "optimizer")
+        return host.idle(300.0 * (step == 9)), used(340.0 if step == 9 else 45.0) | {"kernels": few}
+
+    found = found_causes(judge(load_run(run_of(tmp_path, make, steps=STEPS), "run"), 1))
+    assert found.listed == []
+    assert found.cannot_tell == [
+        "The program's own code on all ranks: 299.9 ms in step 9 alone, as a first use has them: no loss of"
+        " each step."
+    ]
+
+
 def evaluates(rank, step, noise):
     host = usual(noise)
     return (host.after(300.0, is_busy=True) if step % 10 == 9 else host.after(0.004)), used(3.0)
@@ -441,6 +457,8 @@ AT = CodeLine(
         (("small_messages", "launch_bound"), "wait", "3.00 ms more may go with it: launch_bound", 9.0, 1.0),
         (("program_code", "pause"), "compute", "3.00 ms of it are pause", 6.0, 4.0),
         (("program_code", "pause"), "blocked", None, 6.0, 4.0),
+        (("pause", "program_code"), "compute", "3.00 ms of it are program_code", 6.0, 4.0),
+        (("pause", "program_code"), "blocked", None, 6.0, 4.0),
         (("launch_bound", "program_code"), "launch", None, 6.0, 4.0),
     ],
 )
