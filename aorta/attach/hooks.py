@@ -597,9 +597,9 @@ class Attachment:
     @guarded
     def _captures(self, graph: Any | None) -> None:
         """Note which CUDA graph is captured from now on; None: none is."""
-        self._captured = None if graph is None else []
+        self._captured = None
         if graph is not None:
-            self._in_graph[graph] = self._captured
+            self._captured = self._in_graph[graph] = []
 
     @guarded
     def _replayed(self, graph: Any) -> None:
