@@ -57,6 +57,7 @@ WITHOUT_PROGRAM = {
     ("optimizer", "fused=True (or foreach=True)"): "needs GPUs; on a CPU: `fused`",
     ("pause", "{do} less often"): "the program has called it a pause itself",
     ("pause", "find out"): OF_NO_LINE,
+    ("program_code", "{do} on the device"): "needs GPUs: on a CPU nothing idles meanwhile",
     ("program_code", "{do} in another process"): "what the program itself works on need not be of tensors",
     ("program_code", "leave torch.profiler out"): "what a profiler takes depends on what it records",
     ("transfer", "remove the barriers"): "of few of them; the same of many has a program (small_messages)",

@@ -67,7 +67,7 @@ class Samples:
     @property
     def leaf_in_torch(self) -> NDArray[np.bool_]:
         """A function of torch's, or a tensor's method."""
-        called = ("Tensor.", "torch.")
+        called = ("Tensor.", "torch.", "F.", "nn.", "dist.")
         return self._leaf_is(
             lambda leaf: leaf.file == "torch" or (not leaf.file and leaf.function.startswith(called))
         )

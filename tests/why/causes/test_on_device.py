@@ -155,6 +155,20 @@ def test_late_launches_are_a_loss_where_small_kernels_explain_them(tmp_path):
     assert not named(tmp_path / "few", launches(100))
 
 
+@pytest.mark.parametrize(("seen_ms", "lost_ms"), [(20.0, 12.0), (6.0, 6.0), (2.0, None)])
+def test_idle_time_while_the_host_is_in_one_function_is_that_functions(
+    tmp_path, monkeypatch, seen_ms, lost_ms
+):
+    """Few kernels, and 12 ms without one queued: a forward pass draws numbers with numpy."""
+    monkeypatch.setattr(of_a_step, "code_in_model", lambda _: (LINE, seen_ms))
+    found = named(tmp_path / "few", launches(100))
+    assert [cause.kind for cause in found] == ([] if lost_ms is None else ["program_code"])
+    if lost_ms is not None:
+        assert found[0].ms == pytest.approx(lost_ms, rel=0.05)
+        assert found[0].line.text == LINE.text
+        assert "on the device" in found[0].change
+
+
 def test_what_a_program_is_made_of_is_a_fact_of_its_account(tmp_path):
     run = load_run(run_of(tmp_path / "run", launches(100), steps=STEPS), "a")
     single = dataset("a", [judge(run, 1)])

@@ -15,11 +15,13 @@ from aorta.account.judge.occasional import Occasions, are_alike, occasions, with
 from aorta.account.model import Run
 from aorta.account.numbers import quantity
 from aorta.account.rows import positive
+from aorta.records.stacks import StackFrame
 from aorta.why.causes.code_lines import line_of
 from aorta.why.causes.finding import ANY_CELL, WAIT, CauseFinding, Floats, of_the_least, steps_with, together
 from aorta.why.causes.losses.needless import needless_work
 from aorta.why.causes.losses.parts import Parts, parts_of
 from aorta.why.causes.losses.program_code import (
+    code_in_model,
     host_is_ahead_of_copies,
     lines_of_spans,
     loss_loop,
@@ -93,7 +95,7 @@ def findings(judged: Run, account: Account, slow: Occasions | None = None) -> li
     for find in (small_operators, loss_loop, needless_work):
         losses += find(judged, account)
     losses = _with_common(losses, [*program_code(judged, account), *_of_all_ranks(judged, parts)])
-    losses = _without_its_nature(losses, parts)
+    losses = _without_its_nature(losses, parts, code_in_model(judged))
     for finding in slow_steps(judged, parts, slow):
         assert finding.occasions is not None
         if parts.on_device:
@@ -119,11 +121,14 @@ def findings(judged: Run, account: Account, slow: Occasions | None = None) -> li
     return losses
 
 
-def _without_its_nature(losses: list[CauseFinding], parts: Parts) -> list[CauseFinding]:
+def _without_its_nature(
+    losses: list[CauseFinding], parts: Parts, in_model: tuple[StackFrame, float] | None
+) -> list[CauseFinding]:
     """Launches come late where the device has many small kernels, which fewer launches mend. Where it has
     not, or a loop that waits for each value has launched them, the host is slow at what the program is made
     of (wrappers, Python, a slow core): the account says so, and no cause. Of that, what comes behind the
-    optimizer is the program's own code."""
+    optimizer is the program's own code, and so is what comes while the host is in a function of it
+    that computes by itself (in_model: its line, and ms of a step)."""
     small_ms = parts.small_kernels_ms
     late = [finding for finding in losses if finding.kind == "launch_bound"]
     if small_ms is None or not late:
@@ -135,6 +140,19 @@ def _without_its_nature(losses: list[CauseFinding], parts: Parts) -> list[CauseF
     kept = [finding for finding in losses if finding.kind != "launch_bound"]
     own = [finding for finding in kept if finding.kind == "program_code"]
     behind_ms = parts.behind_update * np.sum([finding.ms for finding in late], axis=0)
+    late_ms = np.sum([finding.ms for finding in late], axis=0)
+    if in_model is not None and in_model[1] >= max(SMALL * late_ms.mean(), behind_ms.mean()):
+        at, seen_ms = in_model
+        facts = {
+            **late[-1].facts,
+            "behind": f"the device idles with nothing queued while the host is in {at.text}, within passes of"
+            f" the model: samples of its thread show {quantity(seen_ms, 'ms')} of a step there",
+            "origin": "in_model",
+            "at": at,
+        }
+        facts.pop("part_ms", None)
+        part = min(seen_ms / float(late_ms.mean()), 1.0)
+        return [*kept, CauseFinding("program_code", part * late_ms, together(late), facts=facts)]
     if not behind_ms.mean() > max((finding.mean_ms for finding in own), default=0.0):
         return kept
     facts = {

@@ -37,6 +37,8 @@ MOSTLY = 0.4
 """Of the idle time that the largest group may take, from which on exposed copies are what it does."""
 FEWEST = 3
 """Samples that show what is named."""
+PASSES = ("forward", "backward", "__call__", "<module>")
+"""Functions that are the model, or the loop."""
 GIVEN_BACK = ("torch", "empty_cache")
 """Library and function of which the allocator's counters know better what they cost."""
 MANY_WAITS = 4
@@ -234,6 +236,31 @@ def _libraries(samples: list[Samples], rows: list[list[int]]) -> str | None:
     num_torch = sum(int(one.leaf_in_torch[chosen].sum()) for one, chosen in pairs)
     num_others = sum(len(chosen) for _, chosen in pairs) - num_own - num_torch
     return "operators" if num_torch > num_others else "python" if num_others else None
+
+
+def code_in_model(judged: Run) -> tuple[StackFrame, float] | None:
+    """The line of the function that computes by itself for longest, in forward and backward passes and the
+    optimizer, and ms of a step in that function: with numpy or Python, or in a hook of a backward pass. None
+    where samples show none. What calls torch's functions forward is the model."""
+    whole = judged.whole or judged
+    samples = [one for rank in judged.ranks[:MOST_RANKS] if (one := samples_of(whole, rank)) is not None]
+    by_function: dict[Function, dict[StackFrame, float]] = defaultdict(lambda: defaultdict(float))
+    counts: dict[Function, int] = defaultdict(int)
+    for one in samples:
+        in_pass = one.in_phase("backward") | (one.in_phase("forward", "optimizer") & ~one.leaf_in_torch)
+        for row in np.flatnonzero(one.is_judged & in_pass & one.leaf_in("", "numpy")).tolist():
+            own = [frame for frame in one.stacks.path(int(one.rows[row, 5])) if frame.is_program]
+            frame = own[-1] if own else None
+            if frame is None or frame.outer_function.rpartition(".")[2] in PASSES:
+                continue
+            function = frame.file, frame.outer_function
+            counts[function] += 1
+            by_function[function][frame] += float(one.ms[row]) / len(samples)
+    largest = max(by_function, key=lambda key: sum(by_function[key].values()), default=None)
+    if largest is None or counts[largest] < FEWEST:
+        return None
+    lines = by_function[largest]
+    return max(lines, key=lines.__getitem__), sum(lines.values())
 
 
 def host_is_ahead_of_copies(judged: Run, ms: float) -> bool:
