@@ -55,6 +55,10 @@ WITHOUT_PROGRAM = {
     ("optimizer", "{optimizer} at {optimizer_site} has no fused form"): "another optimizer trains otherwise",
     ("optimizer", "fused=True where"): "of SGD or Adagrad; of Adam: `fused`",
     ("optimizer", "fused=True (or foreach=True)"): "needs GPUs; on a CPU: `fused`",
+    (
+        "pause",
+        "do what {line} does over more",
+    ): "what is learned from cannot be left out, or not without loss",
     ("pause", "{do} less often"): "the program has called it a pause itself",
     ("pause", "find out"): OF_NO_LINE,
     ("program_code", "{do} on the device"): "needs GPUs: on a CPU nothing idles meanwhile",
