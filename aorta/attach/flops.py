@@ -391,7 +391,16 @@ class ModelCalls:
     ) -> dict[str, Any]:
         unread = self._never_updated()
         flops, num_bytes, again_bytes = 0, 0, 0
-        names = ("again", "fp32", "fp64", "unread", "scores_bytes", "unchanged", "unchanged_bytes")
+        names = (
+            "again",
+            "fp32",
+            "fp64",
+            "unread",
+            "scores_bytes",
+            "grown_bytes",
+            "unchanged",
+            "unchanged_bytes",
+        )
         sums, tables = {name: Counter[StackFrame | None]() for name in names}, dict[int, Table]()
         for key, kind in kinds.items():
             one, times, line = counted.get(key) or _counted(*kind), self._times[key], self._lines[key]
@@ -399,6 +408,7 @@ class ModelCalls:
             if key in counted and not _compiled_frames():  # which joins operators
                 of_kind |= {
                     "scores_bytes": one.needless.scores_bytes,
+                    "grown_bytes": one.needless.grown_bytes,
                     "unchanged": one.needless.unchanged,
                     "unchanged_bytes": one.needless.unchanged_bytes,
                 }

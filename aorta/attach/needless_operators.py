@@ -1,7 +1,7 @@
 """Operators of a counted call that training may do without, told by what they are called with alone.
 
 Scores of attention that is not fused; what is computed from nothing that changes from step to step; rows of
-a table that get a gradient and are not read.
+a table that get a gradient and are not read; what torch.cat copies again in a loop.
 """
 
 from collections import Counter
@@ -17,6 +17,8 @@ WHOLE = 0.8
 """Of what a function moves, from which on it does nothing else: what it allocates counts there alone."""
 LOOKUPS = ("embedding", "_embedding_bag")
 OF_SCORES = ("_softmax", "exp")
+GROWS = 8
+"""Times its largest result, that torch.cat in a line copies of what it gave before: less is not named."""
 OF_FUSED_SCORES = "_safe_softmax"
 """What scaled_dot_product_attention is taken apart into where there is no data."""
 
@@ -52,6 +54,9 @@ class NeedlessOperators:
         self._tables: dict[int, Table] = {}
         self.unchanged, self.unchanged_bytes = Counter[StackFrame | None](), Counter[StackFrame | None]()
         """FLOPs, and bytes of operators that have none, by line."""
+        self._joined: dict[int, tuple[StackFrame | None, torch.Tensor]] = {}
+        """Results of torch.cat that nothing has read yet, by storage, and their lines."""
+        self._copied_again, self._largest = Counter[StackFrame | None](), Counter[StackFrame | None]()
         self._functions, self._unchanged = Counter[tuple[str, str]](), Counter[tuple[str, str]]()
         """Bytes of operators, by file and function: of all, and of those that compute from nothing new."""
 
@@ -83,6 +88,8 @@ class NeedlessOperators:
                 self._softmax.setdefault(shape, at)
         if work[0]:
             self._products |= {_shape(one) for one in _tensors(result)}
+        if any(work):
+            self._see_joined(name, given, result, at)
         self._see_constant(func, given, result, work, at, num_bytes)
         self._see_parameters(func, name, args, given, at)
 
@@ -114,10 +121,25 @@ class NeedlessOperators:
         """By id of the parameter: those with dense gradients that nothing but an index reads."""
         return {key: table for key, table in self._tables.items() if key not in self._used_otherwise}
 
+    @property
+    def grown_bytes(self) -> Counter[StackFrame | None]:
+        """Read and written for results of torch.cat that nothing but the next one in the same line reads."""
+        again = self._copied_again.items()
+        return Counter({line: 2 * num for line, num in again if num > GROWS * self._largest[line]})
+
     def is_all(self, line: StackFrame | None) -> bool:
         """Whether its function computes next to nothing but what is the same in every step."""
         key = ("", "") if line is None else (line.file, line.function)
         return self._unchanged[key] > WHOLE * self._functions[key]
+
+    def _see_joined(self, name: str, given: list[torch.Tensor], result: Any, at: StackFrame | None) -> None:
+        for one in given:
+            line, before = self._joined.pop(one.untyped_storage()._cdata, (None, one))
+            if name == "cat" and at is not None and line == at:
+                self._copied_again[at] += before.nbytes
+        if name == "cat":
+            self._joined[result.untyped_storage()._cdata] = at, result
+            self._largest[at] = max(self._largest[at], result.nbytes)
 
     def _see_constant(
         self,

@@ -758,3 +758,32 @@ def test_a_step_that_was_cut_short_says_nothing_of_the_batch():
         LINEAR(torch.zeros(rows, 4))
         calls.end_step(is_whole=rows == 4)
     assert calls.batch() == (4, None, "")
+
+
+class Growing(nn.Module):
+    def __init__(self, form):
+        super().__init__()
+        self.form, self.linear = form, nn.Linear(D, D)
+
+    def forward(self, x):
+        rows = [self.linear(x) for _ in range(LONG)]
+        if self.form == "at once":
+            return torch.cat(rows)
+        grown = rows[0]
+        for row in rows[1:]:
+            row = row + grown.mean() if self.form == "read each time" else row
+            grown = torch.cat([grown, row])
+        return grown
+
+
+LONG = 20
+
+
+@pytest.mark.parametrize("form", ["part by part", "at once", "read each time"])
+def test_a_tensor_that_grows_in_a_loop(form):
+    """What the second and later calls of torch.cat read again: 2 to 19 parts of one row."""
+    model, x = Growing(form), torch.zeros(1, D)
+    work = worked(model, torch.optim.SGD(model.parameters(), 0.1), lambda: model(x))
+    again = 2 * sum(range(2, LONG)) * 4 * D
+    assert work.grown_bytes == (again if form == "part by part" else 0)
+    assert not work.grown_bytes or work.grown_at.function == "Growing.forward"

@@ -206,16 +206,20 @@ def _called(at_line: list[tuple[WeightedStack, int]]) -> str:
     return max(ms, key=lambda name: ms[name], default="")
 
 
-def sampled_ms(judged: Run, file: str, function: str) -> float:
-    """Of a mean step, what the thread that trains was seen in a function of the program and what it calls; 0
-    where too few samples tell, and of one that holds the loop: it calls backward() or the optimizer."""
+def sampled_ms(judged: Run, file: str, function: str, line: int = 0) -> float:
+    """Of a mean step, what the thread that trains was seen in a function of the program, or a line of it, and
+    what it calls; 0 where too few samples tell, and of one that holds the loop: it calls backward() or the
+    optimizer."""
     whole = judged.whole or judged
     samples = [one for rank in judged.ranks[:MOST_RANKS] if (one := samples_of(whole, rank)) is not None]
     found = []
     for one in samples:
         is_loops = one.in_phase("backward", "optimizer")[one.is_judged]
         for stack, is_loop in zip(one.chosen(one.is_judged), is_loops, strict=True):
-            if any((frame.file, frame.outer_function) == (file, function) for frame in stack.frames):
+            if any(
+                (frame.file, frame.outer_function) == (file, function) and line in (0, frame.line)
+                for frame in stack.frames
+            ):
                 if is_loop:
                     return 0.0
                 found.append(stack.ms / len(samples))

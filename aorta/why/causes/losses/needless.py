@@ -176,6 +176,19 @@ def _counted(judged: Run, account: Account, work: WorkOfStep) -> Iterator[CauseF
         yield finding(
             "scores", "attention that is not fused", work.scores_at, lost_ms, moved_bytes=work.scores_bytes
         )
+    if work.grown_bytes:
+        lost_ms, at = part_ms(0.0, work.grown_bytes), work.grown_at
+        seen_ms = (
+            0.0 if account.on_device or at is None else sampled_ms(judged, at.file, at.function, at.line)
+        )
+        lost_ms = np.full_like(lost_ms, seen_ms) if seen_ms else lost_ms
+        yield finding(
+            "grown",
+            "a tensor that torch.cat makes longer part by part",
+            at,
+            lost_ms,
+            grown_bytes=work.grown_bytes,
+        )
     if work.unchanged or work.unchanged_bytes:
         lost_ms = part_ms(work.unchanged, work.unchanged_bytes)
         at = work.unchanged_at if work.unchanged_is_all and not account.on_device else None
