@@ -187,8 +187,8 @@ def _of_no_usual_step(cause: Cause, finding: CauseFinding, judged: Run, account:
         if not is_short or line is None or sampled_in_modules(judged, line) < CALLS_THE_MODEL:
             return ""
         return (
-            f"{subject}: {quantity(cause.ms, 'ms')} a step. The model is called there: an update of several"
-            " optimizer steps that gathers first what they learn from, or a longer batch, is no loss."
+            f"{subject}: {quantity(cause.ms, 'ms')} a step. The model is called there: data for an update of"
+            " several optimizer steps, or a longer batch, is no loss; an evaluation can come less often."
         )
     is_one = len(values) >= MIN_STEPS and values.max() >= NEARLY_ALL * values.sum() > 0
     if was_seen or finding.by_stretch or finding.is_risk or finding.rank is not None or not is_one:
