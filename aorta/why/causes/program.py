@@ -159,8 +159,8 @@ def parameter_dtype(run: RunRecord | None) -> str | None:
     for row in (row for name in ("optimizers", "wrappers", "units") for row in _rows(program.get(name))):
         sizes = row.get("bytes_of_dtypes")
         if isinstance(sizes, Mapping):
-            least = WIDE_PART * sum(sizes.values())
-            found += [dtype for dtype, size in sizes.items() if dtype in FLOATS and size >= least]
+            least = WIDE_PART * sum(_number(sizes, dtype) for dtype in sizes)
+            found += [dtype for dtype in FLOATS if _number(sizes, dtype) >= max(least, 1)]
     return max(found, key=lambda dtype: FLOATS[dtype], default=None)
 
 

@@ -98,7 +98,6 @@ class Wide:
     """Of the operation's exposed ms, what its calls would end earlier."""
     bytes: float
     """Of the calls in a step, as they are."""
-    num: float
 
 
 def transfer(judged: Run, parts: Parts, exposed: Exposed, details: Exposure | None) -> Iterator[CauseFinding]:
@@ -123,7 +122,8 @@ def transfer(judged: Run, parts: Parts, exposed: Exposed, details: Exposure | No
     shares = _shares_of_transfer(judged, taken)
     transfer_ms = positive((exposed.transfer_ms + exposed.unsplit_ms).mean(axis=0) - sum(taken.values()))
     in_turn = _in_turn(exposed)
-    for op, repeats in _repeats(details).items():
+    repeats_of = _repeats(details)
+    for op, repeats in repeats_of.items():
         if op in shares:
             # Also where a late host has nothing queued meanwhile: fewer of them are less to launch.
             finding = _repeated(shares[op] * transfer_ms, shares[op] * in_turn, repeats)
@@ -133,7 +133,7 @@ def transfer(judged: Run, parts: Parts, exposed: Exposed, details: Exposure | No
     for op, wide in (details.wide if details else {}).items():
         if op not in shares:
             continue
-        ms = np.minimum(wide.part * shares[op] * transfer_ms, left)
+        ms = np.minimum(wide.part * shares[op] * transfer_ms / repeats_of.get(op, 1), left)
         beyond = 1 - FLOATS[wide.parameter_dtype] / FLOATS[wide.dtype]
         shares[op] *= 1 - wide.part
         left = left - ms
@@ -142,7 +142,6 @@ def transfer(judged: Run, parts: Parts, exposed: Exposed, details: Exposure | No
             "parameter_dtype": wide.parameter_dtype,
             "times": f"{FLOATS[wide.dtype] // FLOATS[wide.parameter_dtype]}",
             "total_bytes": wide.bytes,
-            "num_calls": counted(max(1, round(wide.num)), "call"),
         }
         finding = CauseFinding("wide_dtype", ms, MOVING, facts=facts)
         if beside_ms := beside_calls_ms(finding, judged):
@@ -151,10 +150,8 @@ def transfer(judged: Run, parts: Parts, exposed: Exposed, details: Exposure | No
             moved = float(ms.mean()) / finding.mean_ms
             finding.takes = {**{cells: moved for cells in MOVING}, ("compute", "hidden"): 1 - moved}
         if judged.source == "host":  # what is hidden takes cores as well
-            hidden_ms = (judged.mean_of(of_operation("comm_ms", op)) or 0.0) - (
-                judged.mean_of(of_operation("exposed_ms", op)) or 0.0
-            )
-            finding.more_ms = max(hidden_ms, 0.0) * beyond
+            all_ms, bare_ms = (judged.mean_of(of_operation(name, op)) for name in ("comm_ms", "exposed_ms"))
+            finding.more_ms = max((all_ms or 0.0) - (bare_ms or 0.0), 0.0) * beyond
         yield finding
     # What a program need not send is a cause of its own; gradients and parameters have one remedy.
     needless = [op for op in shares if moves_of(judged, op) in NEEDLESS]
@@ -495,9 +492,8 @@ def exposure(run: Run) -> Exposure | None:
                 entry[2] += 1
                 entry[3] += (call.bytes or 0) <= SMALL_BYTES
                 if _part_beyond(call, of_parameters):
-                    row = wide.setdefault(call.op, Wide(str(of_parameters), call.dtype, 0.0, 0.0, 0.0))
+                    row = wide.setdefault(call.op, Wide(str(of_parameters), call.dtype, 0.0, 0.0))
                     row.bytes += call.bytes or 0
-                    row.num += 1
             for ms, call in _shares(record, bare):
                 by_call[call.op, record.module_of(call), call.group][0] += ms
                 if beyond := _part_beyond(call, of_parameters):
@@ -512,7 +508,7 @@ def exposure(run: Run) -> Exposure | None:
     for op, row in wide.items():
         total_ms = sum(entry[0] for key, entry in by_call.items() if key[0] == op)
         row.part = row.part / total_ms if total_ms > 0 else 0.0
-        row.bytes, row.num = row.bytes / num, row.num / num
+        row.bytes /= num
     worst = max(queued, key=lambda queued_call: queued[queued_call], default="")
     return Exposure(
         {key: (ms / num, int(size), max(1, round(n / num))) for key, (ms, size, n, _) in by_call.items()},

@@ -17,8 +17,8 @@ model = DistributedDataParallel(network(width=640, layers=8), gradient_as_bucket
 
 
 def mean_of_ranks(state, bucket):
-    # -> total = bucket.buffer()
     total = bucket.buffer().double()
+    # -> total = bucket.buffer()
     done = dist.all_reduce(total, async_op=True).get_future()
     return done.then(lambda call: bucket.buffer().copy_(call.value()[0].div_(dist.get_world_size())))
 
