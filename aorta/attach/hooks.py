@@ -136,8 +136,8 @@ class Attachment:
         """Ids of optimizers that were called by compiled code."""
         self._in_graph: weakref.WeakKeyDictionary[Any, list[tuple[Any, bool]]] = weakref.WeakKeyDictionary()
         """By CUDA graph, who steps in it, and whether behind a backward pass."""
-        self._captured: list[tuple[Any, bool]] | None = None
-        """Those of the graph that is being captured."""
+        self._captured: Any = None
+        """The graph that is being captured."""
         self._optimizer_device: Any = None
         self._failure: tuple[Any, Any, Any] = (None, None, None)
         self.pending_targets = [] if settings.step_at is None else [settings.step_at]
@@ -177,7 +177,7 @@ class Attachment:
         graph = torch.cuda.CUDAGraph
         self._call_after(graph, "capture_begin", lambda args: self._captures(args[0]))
         self._call_before(graph, "capture_end", lambda args: self._captures(None))
-        self._call_after(graph, "replay", lambda args: self._replayed(args[0]))
+        self._call_after(graph, "replay", lambda args: self._replayed(args[0]) if self._in_graph else None)
         from torch.utils.data import dataloader
 
         self._call_after(dataloader.DataLoader, "__init__", lambda args: self._made("loader", args[0]))
@@ -587,7 +587,7 @@ class Attachment:
             self._called(stepper)
         behind, self._behind = self._behind, False
         if self._captured is not None:
-            self._captured.append((stepper, behind))
+            self._in_graph.setdefault(self._captured, []).append((stepper, behind))
         self._last_stepper = stepper
         if self.session is None:
             self._start()
@@ -597,9 +597,9 @@ class Attachment:
     @guarded
     def _captures(self, graph: Any | None) -> None:
         """Note which CUDA graph is captured from now on; None: none is."""
-        self._captured = None
+        self._captured = graph
         if graph is not None:
-            self._captured = self._in_graph[graph] = []
+            self._in_graph.pop(graph, None)
 
     @guarded
     def _replayed(self, graph: Any) -> None:
