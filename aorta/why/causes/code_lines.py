@@ -1,6 +1,7 @@
 """The line of the program that a cause is in, by the stacks sampled in its steps and on its rank."""
 
 from collections import defaultdict
+from itertools import dropwhile
 
 import numpy as np
 from numpy.typing import NDArray
@@ -96,8 +97,8 @@ def issued_text(finding: CauseFinding, judged: Run) -> str:
 
 
 def beside_calls_ms(finding: CauseFinding, judged: Run) -> float:
-    """Of a mean step on a CPU, what ranks were seen in, within backward passes, in the function that issues
-    most of a finding's collectives, but for the calls themselves: conversions and copies. 0 where too few
+    """Of a mean step on a CPU, what ranks were seen in, in the function that issues most of a finding's
+    collectives and that autograd calls, but for the calls themselves: conversions and copies. 0 where too few
     samples tell."""
     site = _issuing_most(finding, judged)
     samples = [one for rank in judged.ranks[:MOST_RANKS] if (one := _samples(judged, rank)) is not None]
@@ -107,7 +108,8 @@ def beside_calls_ms(finding: CauseFinding, judged: Run) -> float:
     at = (site.file, site.function.partition(".<locals>")[0])
     found = []
     for stack in stacks:
-        last = next((frame for frame in reversed(stack.frames) if frame.is_program), None)
+        called = [*dropwhile(lambda frame: frame.file != "torch", stack.frames)]
+        last = next((frame for frame in reversed(called) if frame.is_program), None)
         is_there = last is not None and (last.file, last.outer_function) == at
         if is_there and not _calls(stack, _op(finding)):
             found.append(stack.ms / len(samples))

@@ -22,16 +22,25 @@ FRAMES = {
     "loads": StackFrame("python", 0, "loads", is_program=False),
     "norm": StackFrame("torch", 0, "SyncBatchNorm.forward", is_program=False),
     "getitem": StackFrame("/job/data.py", 7, "Rows.__getitem__", is_program=True),
+    "hook": StackFrame(TRAIN, 33, "main", is_program=True),
 }
 NAMES = [*FRAMES]
 
 
 def write_stacks(folder, rank, *samples):
-    """samples: (frame below main, phase, doing, ms) of every step, or with N behind it of one in N."""
+    """samples: (frame below main, the hook's below backward, phase, doing, ms) of every step, or with N
+    behind it of one in N."""
     chunk = StackChunk(
         begins=True,
         frames=[*FRAMES.values()],
-        nodes=[(-1, 0)] + [(0, frame) for frame in range(1, len(NAMES))],
+        nodes=[
+            (-1, 0),
+            *(
+                (NAMES.index("backward") * (name == "hook"), frame)
+                for frame, name in enumerate(NAMES)
+                if frame
+            ),
+        ],
         samples=[
             StackSample(
                 step,
@@ -389,6 +398,24 @@ def write_sites(folder, *issued):
     ]
     for rank in (0, 1):
         (folder / sites_name(rank)).write_bytes(msgspec.json.encode(CallSites(num_steps=4, sites=sites)))
+
+
+@pytest.mark.parametrize(("sampled", "ms"), [("hook", 5.0 + 6.0), ("backward", 5.0)])
+def test_conversions_are_of_wide_gradients_where_autograd_calls_the_function_that_issues(
+    tmp_path, sampled, ms
+):
+    """10 ms of float32 where parameters have half of it; who calls backward() converts nothing there."""
+
+    def step(rank, step, noise):
+        return Host().work(30.0 * noise.gauss(1, 0.01)).comm(10.0, size=20 << 20)
+
+    optimizer = {"parameter_bytes": 9.0, "bytes_of_dtypes": {"bfloat16": 9.0}}
+    folder = run_of(tmp_path, step, run_record(2, program={"optimizers": [optimizer]}))
+    for rank in (0, 1):
+        write_stacks(folder, rank, (sampled, "backward", "runs", 6.0), ("norm", "forward", "runs", 34.0))
+    write_sites(folder, (33, "all_reduce", "gradients", 1, 20 << 20))
+    found = [cause for cause in causes(judge(load_run(folder, "run"))) if cause.kind == "wide_dtype"]
+    assert [cause.ms for cause in found] == [pytest.approx(ms, rel=0.1)]
 
 
 def test_gradients_of_ddp_beside_more_calls_of_the_program_are_ddps(tmp_path):
