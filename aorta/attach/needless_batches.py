@@ -66,7 +66,13 @@ class NeedlessBatches:
         self._calls.append(call)
 
     def is_table(self, tokens: torch.Tensor) -> None:
-        """Note how much of a table of tokens is padding."""
+        """Note how much of a table of tokens is padding.
+
+        Of a plain tensor alone: operators on a DTensor may be collectives, and the other ranks do not join.
+        Nothing is launched into a graph that the program captures.
+        """
+        if type(tokens) is not torch.Tensor or tokens.is_cuda and torch.cuda.is_current_stream_capturing():
+            return
         if tokens.dim() == 2 and min(tokens.shape) > 1:
             sides = torch.stack([_padding(tokens), _padding(tokens.flip(1))])
             self._padding.append(sides)

@@ -486,6 +486,23 @@ def test_tokens_that_only_fill_rows_up(rows, found):
     assert batches.padding() == pytest.approx(found)
 
 
+def test_no_operator_is_called_on_a_tensor_of_a_class_of_its_own():
+    """On a DTensor it would be a collective, for which one rank alone would wait."""
+
+    class Sharded(torch.Tensor):
+        @classmethod
+        def __torch_function__(cls, func, types, args=(), kwargs=None):
+            called.append(func)
+            return super().__torch_function__(func, types, args, kwargs)
+
+    called: list[object] = []
+    tokens = torch.tensor([[5, 3, 0, 0], [7, 0, 0, 0]]).as_subclass(Sharded)
+    called.clear()
+    batches = NeedlessBatches()
+    batches.is_table(tokens)
+    assert (called, batches.padding()) == ([], (0.0, 0.0))
+
+
 def test_copies_that_lines_of_the_program_ask_for():
     """Not of what lies as it should; nothing is left behind."""
     model, x = nn.Linear(D, D), torch.zeros(D, S)
