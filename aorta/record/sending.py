@@ -487,12 +487,15 @@ class Extractor:
             marks += (stall.start,) if stall.end is stall.start else (stall.start, stall.end)
         marks += [mark for wait in final_waits for mark in (wait.start, wait.end)]
         read = [window_end, *(mark for mark in (step.body_end, *marks) if mark is not None)]
-        try:
-            distances_ms = self._clock.distances_ms(start, read)
-        except NotPassedError:
-            return None
-        for mark, ms in zip(read, distances_ms, strict=True):
-            mark.ms = ms
+        if (
+            self._clock.is_device
+        ):  # the host's marks tell their times: one may be of two steps, on two threads
+            try:
+                distances_ms = self._clock.distances_ms(start, read)
+            except NotPassedError:
+                return None
+            for mark, ms in zip(read, distances_ms, strict=True):
+                mark.ms = ms
         last_end, self._last_end = self._last_end, window_end
         gap_ms = None
         if last_end is not None and last_end is not start:

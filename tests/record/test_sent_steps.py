@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import pytest
 
 from aorta.device.marks import HostClock, NotPassedError
-from aorta.record.sending import Extractor, Telemetry
+from aorta.record.sending import Extractor, Telemetry, reader_of_kept
 from aorta.steps.notes import (
     CollectiveCall,
     FinalWait,
@@ -118,6 +118,19 @@ def test_host_marks_are_numbers_on_the_host_clock():
     sent = Extractor(HostClock()).extract(step, Telemetry())
     assert (sent.window_ms, sent.body_ms) == (3.0, 2.0)
     assert [(sent.ms_of(stall.start), sent.ms_of(stall.end)) for stall in sent.stalls] == [(0.5, 1.0)]
+
+
+def test_the_step_that_waits_for_a_call_may_be_read_while_that_of_the_call_is_written():
+    """On a CPU the thread that trains keeps a closed step while the sending thread writes the one before."""
+    boundary, end = Mark(10_000_000), Mark(12_000_000)
+    first = step_of(0, Mark(0), boundary, boundary)
+    first.calls = [call(0, Mark(9_000_000), end)]
+    second = step_of(1, boundary, Mark(19_000_000), Mark(20_000_000))
+    second.stalls = [Stall(Mark(11_000_000), end)]
+    written = Extractor(HostClock()).extract(first, Telemetry())
+    kept = reader_of_kept(on_device=False)(second)
+    assert written.ms_of(written.calls[0].end) == 12.0
+    assert kept.ms_of(kept.stalls[0].end) == 2.0
 
 
 @pytest.mark.parametrize("paused", [False, True])
