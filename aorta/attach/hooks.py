@@ -234,8 +234,8 @@ class Attachment:
                 return original(*args, **named)
             if self._compiled_call.optimizer is not None:
                 self._compiled_step_ended()
-            if self.session is not None and self.session.model_calls is not None:
-                self.session.model_calls.backward_begins(args[0])
+            if self.session is not None and (calls := self.session.model_calls) is not None:
+                calls.backward_begins(args[0])
             if not self._knows_position:
                 self._training_begins()
             is_outermost = self.backward_thread != self.training_thread()

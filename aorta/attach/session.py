@@ -294,8 +294,8 @@ class AttachedSession:
         if thread not in self._pool:
             return True
         self.thread = thread
-        if self._open is not None:
-            self._open.step.thread = thread
+        if (opened := self._open) is not None:  # another thread may be about to end it
+            opened.step.thread = thread
         return False
 
     # -- iterations at the optimizer -----------------------------------------------------------
