@@ -68,7 +68,9 @@ class Bystander:
             descriptor = os.pidfd_open(self._pid)
         except OSError:
             return
-        select.select([descriptor], [], [])
+        end = select.poll()  # select.select takes no number from 1024 on
+        end.register(descriptor, select.POLLIN)
+        end.poll()
         ended_ns = time.time_ns()
         state, code = _fields(self._pid, _STATE, _EXIT_CODE)
         if self._is_told and state == "Z" and code is not None:

@@ -176,6 +176,7 @@ def test_the_kernel_tells_how_a_process_ended(number: signal.Signals | None, sta
         os._exit(7)
     bystander = Bystander(pid, rank=0)
     os.write(writing, b"x")
+    os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)  # a fork of gigabytes of tests takes a while to end
     ending = bystander.ending()
     os.waitpid(pid, 0)
     os.close(reading)
