@@ -31,7 +31,15 @@ from aorta.attach.loss_loops import LossLoops
 from aorta.attach.needless_batches import NeedlessBatches, unwrapped
 from aorta.attach.needless_operators import NeedlessOperators, Table
 from aorta.attach.program import program_frame
-from aorta.records.schema import NO_CALL, NO_OPTIMIZER, UNLIKE, LossLoop, OperatorLoop, WorkOfStep
+from aorta.records.schema import (
+    NO_CALL,
+    NO_OPTIMIZER,
+    UNLIKE,
+    LossLoop,
+    OperatorLoop,
+    SiblingModules,
+    WorkOfStep,
+)
 from aorta.records.stacks import StackFrame
 
 MOST_KINDS = 8
@@ -39,6 +47,8 @@ MOST_KINDS = 8
 MOST_MODULES = 20_000
 LOOP = 64
 """Operators that one call of a module calls itself, not by modules in it, from which on it is a loop."""
+SIBLINGS = 8
+"""Modules of equal shapes on the same input, from which on a loop calls them: not three projections."""
 TENSOR_AXES = ("tp", "tensor", "model", "mp")
 """Axes of device meshes whose ranks share the work of one model, and are given the same batch."""
 REFUSED_AXES = ("ep", "cp", "pp", "expert", "context", "pipeline")
@@ -402,10 +412,12 @@ class ModelCalls:
             "unchanged_bytes",
         )
         sums, tables = {name: Counter[StackFrame | None]() for name in names}, dict[int, Table]()
+        siblings: list[SiblingModules] = []
         for key, kind in kinds.items():
             one, times, line = counted.get(key) or _counted(*kind), self._times[key], self._lines[key]
             of_kind = {"again": one.again, "fp32": one.fp32}
             if key in counted and not _compiled_frames():  # which joins operators
+                siblings += [_times(times, alike) for alike in one.siblings]
                 of_kind |= {
                     "scores_bytes": one.needless.scores_bytes,
                     "grown_bytes": one.needless.grown_bytes,
@@ -447,6 +459,7 @@ class ModelCalls:
             "twice_at": twice_at,
             "padding": padding,
             "padding_columns": columns,
+            "siblings": max(siblings, key=lambda alike: alike.operators, default=None),
         }
         return {"flops": float(flops), **of_bytes, **lines, **of_batches, "unchanged_is_all": is_all} | {
             name: float(one.total()) for name, one in found.items()
@@ -612,6 +625,7 @@ class _Count(NamedTuple):
     needless: NeedlessOperators
     forward: tuple[int, int]
     """FLOPs, and bytes of operators that have none."""
+    siblings: list[SiblingModules]
 
 
 def _counted(
@@ -650,8 +664,15 @@ def _counted(
     flops = int(counter.get_total_flops()) - again.flops.total()
     needless = watched.needless
     num_bytes = watched.num_bytes - needless.bytes_left_out
+    of_wide = watched.fp64, watched.fp32
     return _Count(
-        flops, loop, again.flops, watched.fp64, watched.fp32, num_bytes, again.num_bytes, needless, forward
+        flops, loop, again.flops, *of_wide, num_bytes, again.num_bytes, needless, forward, again.siblings
+    )
+
+
+def _times(num: int, one: SiblingModules) -> SiblingModules:
+    return msgspec.structs.replace(
+        one, operators=num * one.operators, flops=num * one.flops, bytes=num * one.bytes
     )
 
 
@@ -756,8 +777,10 @@ class _Again:
         self._lines: dict[int, StackFrame | None] = {}
         """That call each module forward."""
         self._depth = self._before = 0
-        self._inside: list[list[int]] = []
-        """Of each module that is being called: operators before it, and those of modules in it."""
+        self._inside: list[tuple[list[int], dict[Any, list[Any]]]] = []
+        """Of each module that is being called: operators before it, those of modules in it, FLOPs and bytes
+        before it; and modules that it called, those of equal shapes on one input together."""
+        self.siblings: list[SiblingModules] = []
         self._loops: dict[str, list[int]] = {}
         """By class: operators of all calls, the most of one that are its own."""
 
@@ -779,22 +802,43 @@ class _Again:
     def _enters(self, module: Module, *_: Any) -> None:
         if not self.is_backward:
             self._lines[id(module)] = _line()
-            self._inside.append([self._watched.num_operators, 0])
+            self._inside.append(([self._watched.num_operators, 0, *self._done()], {}))
             return
         if self._depth == 0:
             self._before, self._bytes_before = int(self._counter.get_total_flops()), self._watched.num_bytes
         self._depth += 1
 
-    def _leaves(self, module: Module, *_: Any) -> None:
+    def _done(self) -> tuple[int, int]:
+        return int(self._counter.get_total_flops()), self._watched.num_bytes
+
+    def _see_sibling(self, module: Module, args: Any, num: tuple[int, ...]) -> None:
+        """Beside those that the module around it called before. num: operators, FLOPs, bytes."""
+        shapes = tuple(parameter.shape for parameter in module.parameters())
+        if shapes and args and isinstance(args[0], torch.Tensor):
+            alike = self._inside[-1][1].setdefault((type(module), shapes, id(args[0])), [args[0]])
+            alike.append((id(module), num, self._lines.get(id(module))))
+
+    def _note_siblings(self, called: dict[Any, list[Any]]) -> None:
+        for (cls, *_), (_, *calls) in called.items():
+            num = len({number for number, *_ in calls})
+            if num >= SIBLINGS:
+                sums = (sum(of) for of in zip(*(each for _, each, _ in calls), strict=True))
+                of_all = dict(zip(("operators", "flops", "bytes"), sums, strict=True))
+                self.siblings.append(SiblingModules(module=cls.__name__, num=num, at=calls[0][2], **of_all))
+
+    def _leaves(self, module: Module, args: Any, *_: Any) -> None:
         if not self.is_backward and self._inside:
-            before, of_inner = self._inside.pop()
+            (before, of_inner, *done), called = self._inside.pop()
+            self._note_siblings(called)
             num = self._watched.num_operators - before
             own = num - of_inner
             if own >= LOOP and not type(module).__module__.startswith("torch."):
                 found = self._loops.setdefault(type(module).__name__, [0, 0])
                 found[0], found[1] = found[0] + num, max(found[1], own)
             if self._inside:
-                self._inside[-1][1] += num
+                self._inside[-1][0][1] += num
+                of_call = (now - then for now, then in zip(self._done(), done, strict=True))
+                self._see_sibling(module, args, (num, *of_call))
         elif self._depth:
             self._depth -= 1
             if self._depth == 0:

@@ -496,6 +496,20 @@ class LossLoop(msgspec.Struct, frozen=True, kw_only=True):
     """Of both passes on rank 0, by the host's clock: the median of the steps in which they were timed."""
 
 
+class SiblingModules(msgspec.Struct, frozen=True, kw_only=True):
+    """Modules of equal shapes that one calls one after another on the same input."""
+
+    module: str
+    """Their class."""
+    num: int
+    operators: int
+    """Of all their calls in a step of one rank, forward, with FLOPs and, where they have none, bytes."""
+    flops: float
+    bytes: float
+    at: StackFrame | None
+    """The line that calls them."""
+
+
 class WorkOfStep(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What one rank's step does that training may do without, each with the line of the program that has most
     of it. FLOPs, counted as flops_per_step is; 0 of all where nobody could."""
@@ -540,6 +554,8 @@ class WorkOfStep(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Of tokens: the part that fills rows up to one length."""
     padding_columns: float = 0.0
     """The part that fills all rows of the batch."""
+    siblings: SiblingModules | None = None
+    """Those with most operators."""
     copies: int = 0
     """By Tensor.contiguous, which lines of the program called on tensors that lie otherwise."""
     copies_at: StackFrame | None = None

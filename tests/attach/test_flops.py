@@ -804,3 +804,30 @@ def test_a_tensor_that_grows_in_a_loop(form):
     again = 2 * sum(range(2, LONG)) * 4 * D
     assert work.grown_bytes == (again if form == "part by part" else 0)
     assert not work.grown_bytes or work.grown_at.function == "Growing.forward"
+
+
+class Tasks(nn.Module):
+    def __init__(self, num, form):
+        super().__init__()
+        self.form, self.heads = form, nn.ModuleList(nn.Linear(D, D) for _ in range(num))
+
+    def forward(self, x):
+        for head in self.heads:
+            y = head(x)
+            x = y if self.form == "one after the other" else x
+        return y
+
+
+@pytest.mark.parametrize(
+    ("num", "form", "found"),
+    [(8, "same input", True), (8, "one after the other", False), (3, "same input", False)],
+)
+def test_modules_of_equal_shapes_that_work_on_the_same_input(num, form, found):
+    model, x = Tasks(num, form), torch.zeros(S, D)
+    work = worked(model, torch.optim.SGD(model.parameters(), 0.1), lambda: model(x))
+    alike = work.siblings
+    assert (alike is not None) == found
+    if found:
+        assert (alike.module, alike.num, alike.flops, alike.at.function) == (
+            "Linear", num, num * PRODUCT, "Tasks.forward",
+        )  # fmt: skip

@@ -53,6 +53,8 @@ CUDNN_COPY = re.compile(r"nchwToNhwc|nhwcToNchw", re.IGNORECASE)
 LARGE_PADDING = 0.3
 """Of tokens: batches of lengths that chance put together have some."""
 HALF = 0.5
+SMALL_CALL_MS = 0.025
+"""Of an operator and its part of the calls of modules around it: one that takes longer computes."""
 LEAST = 0.05
 """Of a step."""
 FLOPS_PER_BYTE = 8.0
@@ -179,16 +181,27 @@ def _counted(judged: Run, account: Account, work: WorkOfStep) -> Iterator[CauseF
     if work.grown_bytes:
         lost_ms, at = part_ms(0.0, work.grown_bytes), work.grown_at
         seen_ms = (
-            0.0 if account.on_device or at is None else sampled_ms(judged, at.file, at.function, at.line)
+            0.0
+            if account.on_device or at is None
+            else sampled_ms(judged, at.file, at.outer_function, at.line)
         )
-        lost_ms = np.full_like(lost_ms, seen_ms) if seen_ms else lost_ms
-        yield finding(
-            "grown",
-            "a tensor that torch.cat makes longer part by part",
-            at,
-            lost_ms,
-            grown_bytes=work.grown_bytes,
-        )
+        what = "a tensor that torch.cat makes longer part by part"
+        grown = finding("grown", what, at, lost_ms, grown_bytes=work.grown_bytes)
+        if seen_ms:
+            grown.ms, grown.more_ms = (
+                np.full_like(lost_ms, seen_ms),
+                max(float(lost_ms.mean()) - seen_ms, 0.0),
+            )
+        yield grown
+    alike = work.siblings
+    if alike is not None and alike.at is not None and not account.on_device:
+        # Forward without what they compute, and as much backward.
+        seen_ms = sampled_ms(judged, alike.at.file, alike.at.outer_function, alike.at.line)
+        of_calls = positive(seen_ms - part_ms(alike.flops, alike.bytes))
+        if seen_ms < SMALL_CALL_MS * alike.operators:
+            num, ms_lost = alike.num, 2 * (1 - 1 / alike.num) * of_calls
+            what = f"{num} modules {alike.module} called one by one"
+            yield finding("siblings", what, alike.at, ms_lost, siblings=num, sibling_ms=seen_ms)
     if work.unchanged or work.unchanged_bytes:
         lost_ms = part_ms(work.unchanged, work.unchanged_bytes)
         at = work.unchanged_at if work.unchanged_is_all and not account.on_device else None
