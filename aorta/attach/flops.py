@@ -47,6 +47,8 @@ MOST_KINDS = 8
 MOST_MODULES = 20_000
 LOOP = 64
 """Operators that one call of a module calls itself, not by modules in it, from which on it is a loop."""
+OF_OPERATORS = ("scores_bytes", "grown_bytes", "unchanged", "unchanged_bytes", "one_hot", "one_hot_bytes")
+"""Of NeedlessOperators, by line, as WorkOfStep calls them."""
 SIBLINGS = 8
 """Modules of equal shapes on the same input, from which on a loop calls them: not three projections."""
 TENSOR_AXES = ("tp", "tensor", "model", "mp")
@@ -401,16 +403,7 @@ class ModelCalls:
     ) -> dict[str, Any]:
         unread = self._never_updated()
         flops, num_bytes, again_bytes = 0, 0, 0
-        names = (
-            "again",
-            "fp32",
-            "fp64",
-            "unread",
-            "scores_bytes",
-            "grown_bytes",
-            "unchanged",
-            "unchanged_bytes",
-        )
+        names = ("again", "fp32", "fp64", "unread", *OF_OPERATORS)
         sums, tables = {name: Counter[StackFrame | None]() for name in names}, dict[int, Table]()
         siblings: list[SiblingModules] = []
         for key, kind in kinds.items():
@@ -418,12 +411,7 @@ class ModelCalls:
             of_kind = {"again": one.again, "fp32": one.fp32}
             if key in counted and not _compiled_frames():  # which joins operators
                 siblings += [_times(times, alike) for alike in one.siblings]
-                of_kind |= {
-                    "scores_bytes": one.needless.scores_bytes,
-                    "grown_bytes": one.needless.grown_bytes,
-                    "unchanged": one.needless.unchanged,
-                    "unchanged_bytes": one.needless.unchanged_bytes,
-                }
+                of_kind |= {name: getattr(one.needless, name) for name in OF_OPERATORS}
             for number, table in one.needless.tables.items():
                 at = table.line or line
                 num = times * table.num_looked_up + (tables[number].num_looked_up if number in tables else 0)
@@ -895,7 +883,7 @@ class _Watched(TorchDispatchMode):
             by_line = self.fp64 if dtype == torch.float64 else self.fp32
             by_line[None if self.is_backward else _line()] += flops
         if self.is_backward:
-            self.needless.see_bytes(given, result, num_bytes, flops > 0)
+            self.needless.see_bytes(given, result, num_bytes, flops)
         else:
             self.needless.see(func, args, given, result, (flops, num_bytes), _line)
         return result

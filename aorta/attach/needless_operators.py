@@ -1,7 +1,8 @@
 """Operators of a counted call that training may do without, told by what they are called with alone.
 
 Scores of attention that is not fused; what is computed from nothing that changes from step to step; rows of
-a table that get a gradient and are not read; what torch.cat copies again in a loop.
+a table that get a gradient and are not read; what torch.cat copies again in a loop; products with
+rows of one 1.
 """
 
 from collections import Counter
@@ -54,6 +55,13 @@ class NeedlessOperators:
         self._tables: dict[int, Table] = {}
         self.unchanged, self.unchanged_bytes = Counter[StackFrame | None](), Counter[StackFrame | None]()
         """FLOPs, and bytes of operators that have none, by line."""
+        self._numbers: dict[int, torch.Tensor] = {}
+        """Results of arange, by storage."""
+        self._one_hot: dict[int, tuple[torch.Tensor, int]] = {}
+        """Rows of one 1, by storage, and bytes moved to make them."""
+        self._multiplied: dict[int, StackFrame | None] = {}
+        self.one_hot, self.one_hot_bytes = Counter[StackFrame | None](), Counter[StackFrame | None]()
+        """FLOPs of products that look rows of a matrix up, and bytes for their left operand, by line."""
         self._joined: dict[int, tuple[StackFrame | None, torch.Tensor]] = {}
         """Results of torch.cat that nothing has read yet, by storage, and their lines."""
         self._copied_again, self._largest = Counter[StackFrame | None](), Counter[StackFrame | None]()
@@ -71,7 +79,7 @@ class NeedlessOperators:
     ) -> None:
         """An operator of the forward pass. given: the tensors that it was called with. work: its FLOPs, and
         its bytes where it has none; both are 0 of views."""
-        self.see_bytes(given, result, work[1], work[0] > 0)
+        self.see_bytes(given, result, work[1], work[0])
         at = line() if any(work) else None
         num_bytes = sum(one.nbytes for one in (*given, *_tensors(result)))
         if at is not None:
@@ -90,15 +98,19 @@ class NeedlessOperators:
             self._products |= {_shape(one) for one in _tensors(result)}
         if any(work):
             self._see_joined(name, given, result, at)
+            self._see_one_hot(name, given, result, work, at)
         self._see_constant(func, given, result, work, at, num_bytes)
         self._see_parameters(func, name, args, given, at)
 
-    def see_bytes(self, given: list[torch.Tensor], result: Any, num_bytes: int, is_product: bool) -> None:
+    def see_bytes(self, given: list[torch.Tensor], result: Any, num_bytes: int, flops: int) -> None:
         """An operator of either pass."""
         moved = [*given, *_tensors(result)]
         if num_bytes:
             self._bytes[_shape(max(moved, key=torch.Tensor.numel))] += num_bytes
-        elif is_product:
+        elif flops:
+            multiplied = [key for one in given if (key := one.untyped_storage()._cdata) in self._multiplied]
+            if multiplied:
+                self.one_hot[self._multiplied[multiplied[0]]] += flops
             for one in moved:
                 self._of_products[_shape(one)] += one.numel() * one.element_size()
 
@@ -140,6 +152,28 @@ class NeedlessOperators:
         if name == "cat":
             self._joined[result.untyped_storage()._cdata] = at, result
             self._largest[at] = max(self._largest[at], result.nbytes)
+
+    def _see_one_hot(
+        self, name: str, given: list[torch.Tensor], result: Any, work: tuple[int, int], at: StackFrame | None
+    ) -> None:
+        """one_hot compares with arange where there is no data."""
+        keys = [one.untyped_storage()._cdata for one in given]
+        if name == "arange":
+            self._numbers[result.untyped_storage()._cdata] = result
+        is_one = name == "eq" and result.dim() > 1 and min(one.shape[-1] for one in given if one.dim()) == 1
+        made_before = [key for key in keys if key in self._one_hot]
+        if name == "eye" or (is_one and any(key in self._numbers for key in keys)):
+            self._one_hot[result.untyped_storage()._cdata] = result, work[1]
+        elif made_before and name in ("_to_copy", "clone", "index"):
+            num_bytes = self._one_hot[made_before[0]][1] + work[1]
+            self._one_hot[result.untyped_storage()._cdata] = result, num_bytes
+        elif made_before and work[0]:
+            made, num_bytes = self._one_hot[made_before[0]]
+            left, right = given[-2:]
+            if left.untyped_storage()._cdata == made_before[0] and left.shape[-1] == made.shape[-1]:
+                self._multiplied.setdefault(made_before[0], at)
+                self.one_hot[at] += work[0]
+                self.one_hot_bytes[at] += num_bytes
 
     def _see_constant(
         self,

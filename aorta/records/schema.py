@@ -533,6 +533,10 @@ class WorkOfStep(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     scores_bytes: float = 0.0
     """For scores of attention, which a fused kernel keeps to itself: by its two products as well."""
     scores_at: StackFrame | None = None
+    one_hot: float = 0.0
+    """Of `flops`, and of `bytes`: products with rows of one 1, which look rows of a matrix up."""
+    one_hot_bytes: float = 0.0
+    one_hot_at: StackFrame | None = None
     grown_bytes: float = 0.0
     """That torch.cat copies again of what it gave before, in a loop that joins parts one by one."""
     grown_at: StackFrame | None = None

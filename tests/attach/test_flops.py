@@ -831,3 +831,24 @@ def test_modules_of_equal_shapes_that_work_on_the_same_input(num, form, found):
         assert (alike.module, alike.num, alike.flops, alike.at.function) == (
             "Linear", num, num * PRODUCT, "Tasks.forward",
         )  # fmt: skip
+
+
+class OneHot(nn.Module):
+    def __init__(self, form):
+        super().__init__()
+        self.form, self.weight = form, nn.Parameter(torch.zeros(VOCABULARY, D))
+
+    def forward(self, ids):
+        if self.form == "eye":
+            return torch.eye(VOCABULARY)[ids] @ self.weight
+        rows = F.one_hot(ids, VOCABULARY).float()
+        return rows @ self.weight if self.form == "one_hot" else (rows + 0.1).softmax(-1) @ self.weight
+
+
+@pytest.mark.parametrize("form", ["one_hot", "eye", "smoothed"])
+def test_a_product_that_looks_rows_up(form):
+    """Forward, and for the gradient of the weights."""
+    model = OneHot(form)
+    work = worked(model, torch.optim.SGD(model.parameters(), 0.1), lambda: model(IDS))
+    assert work.one_hot == (0 if form == "smoothed" else 2 * 2 * B * S * VOCABULARY * D)
+    assert (work.one_hot_at is None) == (form == "smoothed")

@@ -178,6 +178,10 @@ def _counted(judged: Run, account: Account, work: WorkOfStep) -> Iterator[CauseF
         yield finding(
             "scores", "attention that is not fused", work.scores_at, lost_ms, moved_bytes=work.scores_bytes
         )
+    if work.one_hot:
+        lost_ms = part_ms(work.one_hot, work.one_hot_bytes)
+        part = work.one_hot / work.flops
+        yield finding("one_hot", "a matrix product with one-hot rows", work.one_hot_at, lost_ms, part=part)
     if work.grown_bytes:
         lost_ms, at = part_ms(0.0, work.grown_bytes), work.grown_at
         seen_ms = (
