@@ -426,7 +426,7 @@ class ModelCalls:
             num_bytes, again_bytes = num_bytes + times * one.num_bytes, again_bytes + times * one.again_bytes
             for name, by_line in of_kind.items():
                 sums[name].update({at or line: times * num for at, num in by_line.items()})
-        of_bytes = {"bytes": float(num_bytes), "again_bytes": float(again_bytes)}
+        of_bytes: dict[str, Any] = {"bytes": float(num_bytes), "again_bytes": float(again_bytes)}
         twice, twice_at = self._batches.again()
         padding, columns = self._batches.padding()
         of_rows = {
@@ -449,6 +449,8 @@ class ModelCalls:
             "padding_columns": columns,
             "siblings": max(siblings, key=lambda alike: alike.operators, default=None),
         }
+        largest = max(counted, key=lambda key: self._times[key] * counted[key].flops)
+        of_bytes["model_at"] = self._lines[largest]
         return {"flops": float(flops), **of_bytes, **lines, **of_batches, "unchanged_is_all": is_all} | {
             name: float(one.total()) for name, one in found.items()
         }

@@ -516,6 +516,8 @@ class WorkOfStep(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     flops: float = 0.0
     """Of all that is done: with modules that train nothing, where these get gradients, and with `again`."""
+    model_at: StackFrame | None = None
+    """The line that calls the module with most of them."""
     again: float = 0.0
     """Of modules that a backward pass calls once more, for activations that were not kept."""
     again_at: StackFrame | None = None

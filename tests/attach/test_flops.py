@@ -852,3 +852,4 @@ def test_a_product_that_looks_rows_up(form):
     work = worked(model, torch.optim.SGD(model.parameters(), 0.1), lambda: model(IDS))
     assert work.one_hot == (0 if form == "smoothed" else 2 * 2 * B * S * VOCABULARY * D)
     assert (work.one_hot_at is None) == (form == "smoothed")
+    assert work.model_at.outer_function == "test_a_product_that_looks_rows_up"

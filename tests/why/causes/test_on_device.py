@@ -334,7 +334,12 @@ def test_products_that_are_all_in_fp32_are_a_loss_where_tf32_is_there(allowed, d
 
 
 def test_copies_that_cudnn_puts_around_convolutions():
-    assert needless({"nchwToNhwcKernel": 3.0, "nhwcToNchwKernel": 1.0}) == [("channels", 4.0)]
+    copies = {"nchwToNhwcKernel": 3.0, "nhwcToNchwKernel": 1.0}
+    assert needless(copies) == [("channels", 4.0)]
+    # Five passes of 0.5 ms would do for the gradient.
+    norm = {"batch_norm_transform_input_kernel": 1.0, "batch_norm_backward_kernel": 10.0}
+    assert needless(copies | norm) == [("channels", 4.0 + 7.5)]
+    assert needless(norm) == []  # without convolutions nobody knows the layout
 
 
 def test_products_in_fp64_are_a_loss_beside_any_others():

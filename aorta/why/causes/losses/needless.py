@@ -50,6 +50,11 @@ LAYOUT_COPY = re.compile(r"^elementwise_kernel(_manual_unroll)? \(direct_copy")
 those of like strides, which change the type."""
 CUDNN_COPY = re.compile(r"nchwToNhwc|nhwcToNchw", re.IGNORECASE)
 """Kernels that cuDNN puts around a convolution for tensor cores, which want channels last."""
+NCHW = re.compile(r"nchw", re.IGNORECASE)
+TRANSFORM = "batch_norm_transform_input_kernel"
+PASSES = {TRANSFORM: 2, "batch_norm_collect_statistics_kernel": 1, "batch_norm_backward_kernel": 5}
+"""Of ATen's BatchNorm in NCHW, by its kernels' names for people: how often one reads or writes what is
+normalized. The first is bound by memory; of the others what takes longer is lost to strides."""
 LARGE_PADDING = 0.3
 """Of tokens: batches of lengths that chance put together have some."""
 HALF = 0.5
@@ -76,8 +81,16 @@ def _all_of_it(judged: Run, account: Account) -> Iterator[CauseFinding]:
     yield from _wide_kernels(judged, names, work)
     if of_cudnn := [name for name in names if CUDNN_COPY.search(name)]:
         ms = _time_of(judged, of_cudnn)
-        facts = {"op": "channels", "what": "copies of cuDNN's between layouts", "layout_ms": float(ms.mean())}
-        yield CauseFinding("compute", ms, TAKES, facts=facts)
+        facts = {"op": "channels", "what": "convolutions in NCHW", "layout_ms": float(ms.mean())}
+        facts["at"] = None if work is None else work.model_at
+        of_norm = [name for name in PASSES if name in names]
+        if TRANSFORM in of_norm:
+            pass_ms = _time_of(judged, [TRANSFORM]) / PASSES[TRANSFORM]
+            norm_ms = sum(positive(_time_of(judged, [name]) - PASSES[name] * pass_ms) for name in of_norm)
+            ms, facts["norm_ms"] = ms + norm_ms, float(np.mean(norm_ms))
+        others = [name for name in names if NCHW.search(name) and name not in of_cudnn]
+        more_ms = float(_time_of(judged, others).mean()) if others else 0.0
+        yield CauseFinding("compute", ms, TAKES, facts=facts, more_ms=more_ms)
     if work is not None and work.copies:
         yield from _layout_copies(judged, [name for name in names if LAYOUT_COPY.search(name)], work)
     if work is not None and work.flops:
