@@ -458,7 +458,9 @@ class Causes(msgspec.Struct, frozen=True):
     unexplained_ms: dict[str, float] = {}
     """By cell of the account that holds a loss, what no cause takes of the mean step; the largest first."""
     cannot_tell: list[str] = []
-    """Sentences that stand for what contradicts itself, mistakes of aorta's, and for what no change mends."""
+    """Sentences that stand for what contradicts itself: mistakes of aorta's."""
+    no_loss: list[str] = []
+    """Sentences of what takes time, and no change mends in the usual step."""
     empty_text: str = ""
     """Text to show if there is none."""
     whatifs: WhatIfs | None = None

@@ -133,6 +133,7 @@ def found_causes(judged: Run, path: str = "RUN") -> Causes:
     ledger = Ledger(account)
     named: list[Named] = []
     cannot_tell: list[str] = []
+    no_loss: list[str] = []
     exposures = Exposures(looked)
     found = [
         (finding, ledger.take(finding)) for finding in findings(looked, account, _slow_steps(judged, looked))
@@ -146,7 +147,7 @@ def found_causes(judged: Run, path: str = "RUN") -> Causes:
         if cause is not None and wrong is not None:
             cannot_tell.append(please_report(f"what {cause.subject} costs", wrong))
         elif instead:
-            cannot_tell.append(instead)
+            no_loss.append(instead)
         elif cause is not None:
             rows = rows_text(taken, account)
             cause = msgspec.structs.replace(cause, evidence=(*cause.evidence, *([rows] if rows else [])))
@@ -174,6 +175,7 @@ def found_causes(judged: Run, path: str = "RUN") -> Causes:
         [cause for cause, _ in named],
         dict(sorted(left.items(), key=lambda entry: -entry[1])),
         [*cannot_tell, *more],
+        no_loss,
     )
 
 

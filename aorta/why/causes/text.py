@@ -110,7 +110,7 @@ def notes(causes: Causes, run: Run) -> list[str]:
     account = account_of(run)
     unexplained = _unexplained_text(causes, account.mean_step_ms) if causes.listed else ""
     texts = (largest_text(run), evaluation_text(run), unexplained, _outside_text(account))
-    return [*causes.cannot_tell, *(text for text in texts if text)]
+    return [*causes.cannot_tell, *causes.no_loss, *(text for text in texts if text)]
 
 
 def _unexplained_text(causes: Causes, step: float) -> str:

@@ -210,9 +210,9 @@ def test_an_update_of_several_steps_that_begins_with_calls_of_the_model_is_no_lo
         write_stacks(folder, rank, COMMON, ("augment", phase, "runs", 10.0 * every, every))
     found = found_causes(judge(load_run(folder, "run"), 1))
     assert [cause.kind for cause in found.listed] == kinds
-    assert ["data for an update of several optimizer steps" in text for text in found.cannot_tell] == [
-        True
-    ] * (not kinds)
+    assert ["data for an update of several optimizer steps" in text for text in found.no_loss] == [True] * (
+        not kinds
+    )
 
 
 def test_what_the_program_does_in_every_step_beside_its_model_is_named(tmp_path):

@@ -222,7 +222,7 @@ def test_what_one_step_alone_has_is_no_loss_of_each_step(tmp_path):
 
     found = found_causes(judge(load_run(run_of(tmp_path, make, steps=STEPS), "run"), 1))
     assert found.listed == []
-    assert found.cannot_tell == [
+    assert found.no_loss == [
         "The program's own code on all ranks: 299.9 ms in step 9 alone, as a first use has them: no loss of"
         " each step."
     ]
