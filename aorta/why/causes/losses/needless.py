@@ -174,6 +174,12 @@ def _counted(judged: Run, account: Account, work: WorkOfStep) -> Iterator[CauseF
     def finding(op: str, what: str, at: StackFrame | None, lost_ms: Floats, **facts: object) -> CauseFinding:
         return CauseFinding("compute", lost_ms, takes, facts={"op": op, "what": what, "at": at, **facts})
 
+    def seen(at: StackFrame | None, line: int = 0) -> float:
+        """ms of samples in the function of a line, or in the line itself; 0 on a device, which none show."""
+        if at is None or account.on_device:
+            return 0.0
+        return sampled_ms(judged, at.file, at.outer_function, line)
+
     used = _memory_used(judged)
     if work.again and (not account.on_device or (used is not None and used[0] < SPARE * used[1])):
         facts = {} if used is None else {"peak_bytes": used[0], "limit_bytes": used[1]}
@@ -197,23 +203,16 @@ def _counted(judged: Run, account: Account, work: WorkOfStep) -> Iterator[CauseF
         yield finding("one_hot", "a matrix product with one-hot rows", work.one_hot_at, lost_ms, part=part)
     if work.grown_bytes:
         lost_ms, at = part_ms(0.0, work.grown_bytes), work.grown_at
-        seen_ms = (
-            0.0
-            if account.on_device or at is None
-            else sampled_ms(judged, at.file, at.outer_function, at.line)
-        )
         what = "a tensor that torch.cat makes longer part by part"
         grown = finding("grown", what, at, lost_ms, grown_bytes=work.grown_bytes)
-        if seen_ms:
-            grown.ms, grown.more_ms = (
-                np.full_like(lost_ms, seen_ms),
-                max(float(lost_ms.mean()) - seen_ms, 0.0),
-            )
+        if at is not None and (seen_ms := seen(at, at.line)):
+            grown.more_ms = max(grown.mean_ms - seen_ms, 0.0)
+            grown.ms = np.full_like(lost_ms, seen_ms)
         yield grown
     alike = work.siblings
     if alike is not None and alike.at is not None and not account.on_device:
         # Forward without what they compute, and as much backward.
-        seen_ms = sampled_ms(judged, alike.at.file, alike.at.outer_function, alike.at.line)
+        seen_ms = seen(alike.at, alike.at.line)
         of_calls = positive(seen_ms - part_ms(alike.flops, alike.bytes))
         if seen_ms < SMALL_CALL_MS * alike.operators:
             num, ms_lost = alike.num, 2 * (1 - 1 / alike.num) * of_calls
@@ -221,19 +220,17 @@ def _counted(judged: Run, account: Account, work: WorkOfStep) -> Iterator[CauseF
             yield finding("siblings", what, alike.at, ms_lost, siblings=num, sibling_ms=seen_ms)
     if work.unchanged or work.unchanged_bytes:
         lost_ms = part_ms(work.unchanged, work.unchanged_bytes)
-        at = work.unchanged_at if work.unchanged_is_all and not account.on_device else None
-        seen_ms = 0.0 if at is None else sampled_ms(judged, at.file, at.function)
+        seen_ms = seen(work.unchanged_at) if work.unchanged_is_all else 0.0
         lost_ms = lost_ms * (seen_ms / max(float(lost_ms.mean()), 1e-9)) if seen_ms else lost_ms
         same_at = None if work.unchanged_at is None else work.unchanged_at.text
         what = "the same result computed in every step"
         yield finding("unchanged", what, work.unchanged_at, lost_ms, same_at=same_at)
     if work.twice:
         weight = 1 / (1 + work.twice / work.flops)  # what the step takes holds it
-        at = work.twice_at
-        seen_ms = 0.0 if account.on_device or at is None else sampled_ms(judged, at.file, at.function)
+        seen_ms = seen(work.twice_at)
         lost_ms = weight * part_ms(work.twice, work.twice_bytes)
         lost_ms = np.full_like(lost_ms, seen_ms) if seen_ms else lost_ms
-        yield finding("twice", "the same batch forward once more", at, lost_ms)
+        yield finding("twice", "the same batch forward once more", work.twice_at, lost_ms)
     if work.padding:
         is_column = work.padding_columns >= HALF * work.padding
         part = work.padding_columns if is_column else work.padding
