@@ -83,7 +83,11 @@ class OptimizerCycle:
         if self._first is None:
             return self._judge(key, behind)
         if self._first and num_uncalled == 0 and behind and key == self._first[0][0]:
-            run, self._first = [earlier for earlier, _ in self._first], None
+            run = [earlier for earlier, _ in self._first]
+            if len(set(run)) == 1:  # what was waited for is called beside the loop
+                self._first.append((key, behind))
+                return self._judge_first()
+            self._first = None
             return self._learned(run, key)
         if is_outer := not behind and self._is_outer(key):
             self._strangers.add(key)

@@ -102,3 +102,12 @@ def test_passes_that_are_too_long_ago_are_counted() -> None:
         assert cycle.ended([number]) == Ends()
     cycle.ended([0])
     assert cycle.num_forgotten == 11
+
+
+def test_an_optimizer_that_is_called_beside_the_loop_makes_no_iteration_longer() -> None:
+    cycle = OptimizerCycle()
+    ends = [cycle.ended("loop's", True, num_uncalled) for num_uncalled in (1, 1, 0, 0)]
+    assert [(end.earlier, end.at_this_call) for end in ends] == [((), False)] * 2 + [
+        ((2, 1), True),
+        ((), True),
+    ]
