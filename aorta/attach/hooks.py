@@ -174,10 +174,6 @@ class Attachment:
         self._call_before(torch.nn.Module, "load_state_dict", lambda args: self._state_loaded())
         self._watch_files(torch)
         self._call_before(torch.nn.Module, "eval", lambda args: self._evaluation_begins(args[0]))
-        graph = torch.cuda.CUDAGraph
-        self._call_after(graph, "capture_begin", lambda args: self._captures(args[0]))
-        self._call_before(graph, "capture_end", lambda args: self._captures(None))
-        self._call_after(graph, "replay", lambda args: self._replayed(args[0]) if self._in_graph else None)
         from torch.utils.data import dataloader
 
         self._call_after(dataloader.DataLoader, "__init__", lambda args: self._made("loader", args[0]))
@@ -429,10 +425,11 @@ class Attachment:
             gc.disable()  # loading would set off a full collection, which goes through all of torch: 80 ms
             try:
                 from aorta.attach.session import AttachedSession
-                from aorta.device.backend import backend_of
+                from aorta.device.backend import accelerator, backend_of
             finally:
                 if collects:
                     gc.enable()
+            self._watch_graphs(accelerator().graph_type)
             if self.pending_targets:
                 self._look_for_target()
             device = self._optimizer_device
@@ -593,6 +590,15 @@ class Attachment:
             self._start()
         if self.session is not None:  # else another thread is about to start it
             self.session.optimizer_ended(stepper, behind)
+
+    def _watch_graphs(self, graph_type: Any | None) -> None:
+        """Watch graphs of the device, which are captured behind steps that warm up: the recorder is on."""
+        if graph_type is not None:
+            self._call_after(graph_type, "capture_begin", lambda args: self._captures(args[0]))
+            self._call_before(graph_type, "capture_end", lambda args: self._captures(None))
+            self._call_after(
+                graph_type, "replay", lambda args: self._replayed(args[0]) if self._in_graph else None
+            )
 
     @guarded
     def _captures(self, graph: Any | None) -> None:

@@ -11,6 +11,7 @@ from weakref import ref
 import torch
 from torch.nn import Module
 
+from aorta.device.backend import backend_of
 from aorta.records.stacks import StackFrame
 
 WRAPPERS = ("DistributedDataParallel", "DataParallel", "OptimizedModule")
@@ -71,7 +72,10 @@ class NeedlessBatches:
         Of a plain tensor alone: operators on a DTensor may be collectives, and the other ranks do not join.
         Nothing is launched into a graph that the program captures.
         """
-        if type(tokens) is not torch.Tensor or tokens.is_cuda and torch.cuda.is_current_stream_capturing():
+        if type(tokens) is not torch.Tensor:
+            return
+        devices = backend_of(tokens.device)
+        if devices.is_device and devices.is_capturing():
             return
         if tokens.dim() == 2 and min(tokens.shape) > 1:
             sides = torch.stack([_padding(tokens), _padding(tokens.flip(1))])
