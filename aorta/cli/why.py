@@ -4,7 +4,6 @@ aorta.why.causes.rank judges both. Traces also become a graph of the step (aorta
 path is shown, and which --if replays with changes.
 """
 
-import gc
 import os
 import textwrap
 from collections.abc import Sequence
@@ -25,6 +24,7 @@ from aorta.cli.options import (
 )
 from aorta.command_line import OneScreenCommand
 from aorta.errors import FINE, ReplayError, ReportError, TraceError
+from aorta.processes import no_garbage_collection
 from aorta.records.files import STEPS_FILES
 
 if TYPE_CHECKING:
@@ -207,12 +207,12 @@ def _critical_path(
         num_bytes = sum(map(size_bytes, paths))
         if num_bytes > MOST_BYTES:
             raise ReplayError(f"{num_bytes >> 20} MiB of traces: aorta why TRACES --if CHANGE does")
-        gc.disable()  # a graph is millions of small objects and no circle of them
-        all_steps = steps_of(paths[0] if len(paths) == 1 else list(paths), reading.rules)
-        steps = _chosen(all_steps, selection.steps)
-        step = _typical(settled(steps))
-        replayed = replay(step)
-        parts = summed(critical_path(replayed))
+        with no_garbage_collection():  # a graph is millions of small objects and no circle of them
+            all_steps = steps_of(paths[0] if len(paths) == 1 else list(paths), reading.rules)
+            steps = _chosen(all_steps, selection.steps)
+            step = _typical(settled(steps))
+            replayed = replay(step)
+            parts = summed(critical_path(replayed))
     except (ReplayError, TraceError) as error:
         reason = f"Not replayed: {error}"
         return ["", *textwrap.wrap(reason, 100)], {"critical_path": None, "not_replayed": str(error)}
@@ -287,12 +287,12 @@ def _replay_traces(
         raise ReplayError("--ranks: a replay needs all ranks that were traced, leave the option out")
     if selection.warmup is not None:
         raise ReplayError("--warmup is for records: of traced steps, --steps chooses")
-    gc.disable()  # a graph is millions of small objects and no circle of them
-    all_steps = steps_of(paths[0] if len(paths) == 1 else list(paths), reading.rules)
-    chosen = _chosen(all_steps, selection.steps)
-    low_ms, median_ms, high_ms = untraced_ms or (None, None, None)
-    quartiles_ms = None if low_ms is None or high_ms is None else (low_ms, high_ms)
-    predicted = predict(chosen, parsed_changes, untraced_ms=median_ms, untraced_quartiles_ms=quartiles_ms)
+    with no_garbage_collection():  # a graph is millions of small objects and no circle of them
+        all_steps = steps_of(paths[0] if len(paths) == 1 else list(paths), reading.rules)
+        chosen = _chosen(all_steps, selection.steps)
+        low_ms, median_ms, high_ms = untraced_ms or (None, None, None)
+        quartiles_ms = None if low_ms is None or high_ms is None else (low_ms, high_ms)
+        predicted = predict(chosen, parsed_changes, untraced_ms=median_ms, untraced_quartiles_ms=quartiles_ms)
     click.echo(
         _json(_prediction_json(predicted, all_steps)) if as_json else _prediction_text(predicted, all_steps)
     )
