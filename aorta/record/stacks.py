@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from types import CodeType, FrameType
 
@@ -394,6 +395,10 @@ def _where(step: RecordedStep | None) -> tuple[int, int, bool]:
     return _BODY if step.body_end is None else _BEHIND_BODY, step.global_step, is_behind
 
 
+COLLECTS_IN_WALKS = sys.version_info < (3, 12)
+"""Python may collect garbage where a frame is made, and not between instructions alone."""
+
+
 def _frames_of(thread: int, tree: StackTree) -> list[tuple[_Code | _Called, int]]:
     """Functions and lines of a thread, the innermost first; before them what it calls that has no frame.
 
@@ -402,7 +407,7 @@ def _frames_of(thread: int, tree: StackTree) -> list[tuple[_Code | _Called, int]
     finalizers let go of the interpreter's lock, as tensors that are freed do, the thread goes on, and the
     frame that is walked to is gone: a segmentation fault of the program. (Later versions collect elsewhere.)
     """
-    with no_garbage_collection():
+    with no_garbage_collection() if COLLECTS_IN_WALKS else nullcontext():
         found, offset = _walked(thread, tree)
     called = tree.called(found[0][0], offset) if found else None
     return [(called, 0), *found] if called is not None else [*found]
