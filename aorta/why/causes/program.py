@@ -100,12 +100,17 @@ def without_in_force(change: str, names: frozenset[str]) -> str:
     return "".join(kept).rstrip(",; ") or "what is known to help is in force"
 
 
+def noted_program(run: RunRecord | None) -> Mapping[str, Any]:
+    """What was read of the program in its process; nothing where nobody watched."""
+    return (run.program if run is not None else None) or {}
+
+
 def program_of(run: RunRecord | None) -> tuple[frozenset[str], dict[str, str]]:
     """Names of PROGRAM that hold, libraries that it is known to use, and texts for the sentences of rules.
 
     Nothing where nobody watched.
     """
-    program = (run.program if run is not None else None) or {}
+    program = noted_program(run)
     names: set[str] = set()
     facts: dict[str, str] = {}
     loader = _largest(program.get("loaders"), "num_batches")
@@ -147,14 +152,14 @@ def program_of(run: RunRecord | None) -> tuple[frozenset[str], dict[str, str]]:
 
 def num_parameters(run: RunRecord | None) -> int:
     """Tensors that the optimizer with most of them updates; 0 where nobody watched."""
-    row = _largest(((run.program if run is not None else None) or {}).get("optimizers"), "num_parameters")
+    row = _largest(noted_program(run).get("optimizers"), "num_parameters")
     return 0 if row is None else int(_number(row, "num_parameters"))
 
 
 def parameter_dtype(run: RunRecord | None) -> str | None:
     """The widest of FLOATS that at least WIDE_PART of the bytes of some optimizer's, replica's or unit's
     parameters have; None where nobody watched."""
-    program = (run.program if run is not None else None) or {}
+    program = noted_program(run)
     found = []
     for row in (row for name in ("optimizers", "wrappers", "units") for row in _rows(program.get(name))):
         sizes = row.get("bytes_of_dtypes")
@@ -166,7 +171,7 @@ def parameter_dtype(run: RunRecord | None) -> str | None:
 
 def bytes_of_optimizers(run: RunRecord | None) -> float:
     """Of the parameters that all of them update; 0 where nobody watched."""
-    rows = _rows(((run.program if run is not None else None) or {}).get("optimizers"))
+    rows = _rows(noted_program(run).get("optimizers"))
     return sum(_number(row, "parameter_bytes") for row in rows)
 
 
@@ -179,7 +184,7 @@ def workers_of(
     core_taken: part of the step in which others have the cores. waited_ms: for batches, in a step.
     """
     names = {"short_batch"} if 0 < waited_ms < HAND_OVER_MS else set()
-    modes = ((run.program if run is not None else None) or {}).get("modes")
+    modes = noted_program(run).get("modes")
     cores = int(_number(modes, "num_cores")) if isinstance(modes, Mapping) else 0
     if not cores or run is None:
         return frozenset(names), {"workers": str(MOST_WORKERS)}

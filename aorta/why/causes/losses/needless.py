@@ -24,11 +24,10 @@ from aorta.records.schema import WorkOfStep
 from aorta.records.stacks import StackFrame
 from aorta.traces.classify import COMM_RULES, classifier, kernel_class
 from aorta.why.causes.finding import CauseFinding, Floats
-from aorta.why.causes.losses.parts import CPU_BYTES_PER_S
-from aorta.why.causes.program import bytes_of_optimizers
+from aorta.why.causes.losses.parts import CPU_BYTES_PER_S, WORK, beside_others, work_ms_of
+from aorta.why.causes.program import bytes_of_optimizers, noted_program
 
-CELLS = ("compute", "hidden")
-TAKES: dict[tuple[str, ...], float] = {CELLS: 1.0}
+TAKES: dict[tuple[str, ...], float] = {WORK: 1.0}
 PRODUCTS = ("gemm", "attention")
 """Classes of kernels that take as long as their FLOPs; others take as long as their bytes."""
 LARGE = 0.1
@@ -143,7 +142,7 @@ def _tf32_as_fast(judged: Run) -> float:
     """Part of the time that products in fp32 take as TF32, by the device's data sheet; 0 where the program
     allows that, or the device has no such units."""
     record = judged.record
-    modes = ((record.program if record is not None else None) or {}).get("modes") or {}
+    modes = noted_program(record).get("modes") or {}
     if record is None or modes.get("float32_matmul_precision") != "highest" or not record.devices:
         return 0.0
     name = hardware_name_of(str(record.devices[0].get("name")))
@@ -153,15 +152,10 @@ def _tf32_as_fast(judged: Run) -> float:
 
 def _counted(judged: Run, account: Account, work: WorkOfStep) -> Iterator[CauseFinding]:
     """What takes its part of the time of all kernels but an optimizer's."""
-    ms: Floats = np.sum([account.cells[name] for name in CELLS if name in account.cells], axis=0).mean(axis=0)
     optimizer = _time_of_class(judged, "optimizer")
-    ms = positive(ms - optimizer)
-    takes = TAKES
-    if not account.on_device:  # what others take of its cores goes with it
-        taken_ms = account.cells.get("core_taken", np.zeros_like(account.step_ms)).mean(axis=0)
-        of_work = float(ms.mean() / max((ms + taken_ms).mean(), 1e-9))
-        takes = {CELLS: of_work, ("core_taken",): 1 - of_work} if of_work < 1 else TAKES
-        ms = ms + taken_ms
+    ms, takes = positive(work_ms_of(account) - optimizer), TAKES
+    if not account.on_device:
+        ms, takes = beside_others(account, ms)
     products = np.minimum(sum(_time_of_class(judged, name) for name in PRODUCTS), ms)
 
     def part_ms(flops: float, num_bytes: float) -> Floats:
@@ -255,7 +249,7 @@ def _unread_rows(
     yield CauseFinding(
         "compute",
         ms,
-        {CELLS: 1 - of_optimizer, ("optimizer",): of_optimizer} if of_optimizer else TAKES,
+        {WORK: 1 - of_optimizer, ("optimizer",): of_optimizer} if of_optimizer else TAKES,
         facts={
             "op": "rows",
             "what": "gradients of rows that are not looked up",

@@ -19,6 +19,8 @@ from aorta.account.rows import positive
 from aorta.why.causes.finding import Floats
 from aorta.why.causes.program import program_of
 
+WORK = ("compute", "hidden")
+"""Cells of what a rank computes."""
 HARMLESS = frozenset(("sw_power_cap", "applications_clocks_setting", "display_clock_setting", "sync_boost"))
 """Limits that a busy or a pinned device meets as a matter of course."""
 OPTIMIZER_PASSES = 7
@@ -38,6 +40,20 @@ LOW_CLOCK = 0.85
 SLIGHTLY_LOW_CLOCK = 0.97
 MIN_USUAL_STEPS = 3
 """At the usual clock, that others are compared with."""
+
+
+def work_ms_of(account: Account) -> Floats:
+    """[step]: what ranks compute, a mean over them."""
+    cells = [account.cells[name] for name in WORK if name in account.cells]
+    mean: Floats = np.sum(cells, axis=0).mean(axis=0)
+    return mean
+
+
+def beside_others(account: Account, work_ms: Floats) -> tuple[Floats, dict[tuple[str, ...], float]]:
+    """[step]: work on a CPU, and what others take of its cores, which goes with it; the part of each."""
+    both_ms = work_ms + account.cells.get("core_taken", np.zeros_like(account.step_ms)).mean(axis=0)
+    of_work = float(work_ms.mean() / max(both_ms.mean(), 1e-9))
+    return both_ms, {WORK: of_work, ("core_taken",): 1 - of_work}
 
 
 @dataclass(slots=True)

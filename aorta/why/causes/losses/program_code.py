@@ -21,6 +21,7 @@ from aorta.account.model import Run
 from aorta.records.schema import NO_CALL, NO_OPTIMIZER, HostKind
 from aorta.records.stacks import StackFrame
 from aorta.why.causes.finding import CauseFinding, Floats, of_the_least
+from aorta.why.causes.losses.parts import WORK, beside_others, work_ms_of
 from aorta.why.causes.program import program_of
 
 Function = tuple[str, str]
@@ -135,8 +136,7 @@ def small_operators(judged: Run, account: Account) -> Iterator[CauseFinding]:
     loop = None if judged.record is None else judged.record.operator_loop
     if loop is None or account.on_device:
         return
-    cells = account.cells
-    work_ms = np.sum([cells[name] for name in ("compute", "hidden") if name in cells], axis=0).mean(axis=0)
+    work_ms = work_ms_of(account)
     each_ms = float(work_ms.mean()) / loop.per_step
     if not 0 < each_ms < MOSTLY_OVERHEAD * OPERATOR_MS:
         return
@@ -163,17 +163,14 @@ def loss_loop(judged: Run, account: Account) -> Iterator[CauseFinding]:
         "operators": loop.operators,
         "part_ms": loop.ms,
     }
-    taken = 1 + account.mean_ms("core_taken") / max(account.mean_ms("compute", "hidden"), 1e-9)
+    taken = 1 + account.mean_ms("core_taken") / max(account.mean_ms(*WORK), 1e-9)
     yield _part_of_work(loop.ms / taken, account, facts)
 
 
 def _part_of_work(ms: float, account: Account, facts: dict[str, Any]) -> CauseFinding:
     """Of what ranks compute, and as much of what others take of their cores meanwhile."""
-    cells = account.cells
-    work_ms = np.sum([cells[name] for name in ("compute", "hidden") if name in cells], axis=0).mean(axis=0)
-    both_ms = work_ms + cells.get("core_taken", np.zeros_like(account.step_ms)).mean(axis=0)
-    taken = 1 - float(work_ms.mean() / both_ms.mean())
-    takes = {("compute", "hidden"): 1 - taken, ("core_taken",): taken}
+    work_ms = work_ms_of(account)
+    both_ms, takes = beside_others(account, work_ms)
     return CauseFinding("compute", ms / float(work_ms.mean()) * both_ms, takes, facts=facts)
 
 
