@@ -70,7 +70,7 @@ def measure_points(
 ) -> Iterator[Point]:
     """One point for each plan, in order; those outside a workload's range are skipped, and say so.
 
-    What only setting up finds out (no compiler, a size that no device holds) fails the point where there are
+    What only setting up finds out (a size that no device holds) fails the point where there are
     others; it raises where there are none, or several ranks.
     """
     for plan in plans:

@@ -56,9 +56,7 @@ class Cache:
 class Decoder:
     """Weights, and what can be computed with them. Reading weights is all that calls share."""
 
-    def __init__(self, inputs: Inputs, shape: DecoderShape, late_layer_weight: float = 1.0) -> None:
-        """late_layer_weight: how much the layers after the first add, relative to it; small where the first
-        layer alone is to guess what all will say."""
+    def __init__(self, inputs: Inputs, shape: DecoderShape) -> None:
         dim, ffn = shape.dim, 4 * shape.dim
         self.shape, self.inputs = shape, inputs
         self.embedding_VD = inputs.normal("embedding", (shape.vocab_size, dim))
@@ -66,9 +64,9 @@ class Decoder:
         self.layers = [
             Layer(
                 qkv=inputs.weight(f"qkv {index}", dim, 3 * dim),
-                out=inputs.weight(f"out {index}", dim, dim).mul_(late_layer_weight if index else 1.0),
+                out=inputs.weight(f"out {index}", dim, dim),
                 up=inputs.weight(f"up {index}", dim, ffn),
-                down=inputs.weight(f"down {index}", ffn, dim).mul_(late_layer_weight if index else 1.0),
+                down=inputs.weight(f"down {index}", ffn, dim),
             )
             for index in range(shape.num_layers)
         ]
@@ -89,22 +87,14 @@ class Decoder:
     def embed(self, tokens: Tensor) -> Tensor:
         return torch.nn.functional.embedding(tokens, self.embedding_VD)
 
-    def forward(
-        self,
-        x_BSD: Tensor,
-        cache: Cache,
-        num_past: int,
-        mask: Tensor | None = None,
-        num_layers: int | None = None,
-    ) -> Tensor:
+    def forward(self, x_BSD: Tensor, cache: Cache, num_past: int, mask: Tensor | None = None) -> Tensor:
         """Logits [B, S, V] of the new tokens; their keys and values go into the cache behind the past.
 
-        mask: causal_mask(S, P); None for a single new token, which sees all. num_layers: of the first ones
-        only.
+        mask: causal_mask(S, P); None for a single new token, which sees all.
         """
         num_sequences, num_new, dim = x_BSD.shape
         end = num_past + num_new
-        for index, layer in enumerate(self.layers[:num_layers]):
+        for index, layer in enumerate(self.layers):
             qkv = rms_norm(x_BSD, (dim,), eps=EPS) @ layer.qkv
             q, k, v = (self._heads(part) for part in qkv.chunk(3, dim=-1))
             cache.keys[index, :, :, num_past:end].copy_(k)
@@ -120,13 +110,11 @@ class Decoder:
         split = rows_BSD.view(*rows_BSD.shape[:-1], self.shape.num_heads, self.shape.head_dim)
         return split.transpose(1, 2)
 
-    def reference(
-        self, x_BSD: Tensor, past: tuple[Tensor, Tensor] | None = None, num_layers: int | None = None
-    ) -> Tensor:
+    def reference(self, x_BSD: Tensor, past: tuple[Tensor, Tensor] | None = None) -> Tensor:
         """Logits in float64, all new tokens at once and attention written out; writes nothing."""
         x = x_BSD.double()
         num_new = x.shape[1]
-        for index, layer in enumerate(self.layers[:num_layers]):
+        for index, layer in enumerate(self.layers):
             q, k, v = (self._heads(part) for part in (_normed(x) @ layer.qkv.double()).chunk(3, dim=-1))
             num_past = 0
             if past is not None:

@@ -78,21 +78,21 @@ class Dataflow:
         self._context.streams.wait(stream, mark.event)
 
 
-def deal_streams(num_streams: int, limits: Sequence[int], first: int = 0) -> list[list[int]]:
-    """The streams of each role: `first` to num_streams − 1, dealt to the roles in turn, to none more than its
+def deal_streams(num_streams: int, limits: Sequence[int]) -> list[list[int]]:
+    """The streams of each role: 0 to num_streams − 1, dealt to the roles in turn, to none more than its
     limit; a role's streams are neighbours in number.
 
     Each role needs a stream and every stream must find a role: the workload's range of streams says so.
     """
     counts = [0] * len(limits)
-    left = num_streams - first
+    left = num_streams
     assert len(limits) <= left <= sum(limits), f"{left} streams for roles of at most {list(limits)}"
     while left:
         for role, limit in enumerate(limits):
             if left and counts[role] < limit:
                 counts[role] += 1
                 left -= 1
-    roles, start = [], first
+    roles, start = [], 0
     for count in counts:
         roles.append(list(range(start, start + count)))
         start += count

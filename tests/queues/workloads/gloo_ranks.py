@@ -11,7 +11,6 @@ from aorta.queues.workloads import find, workloads
 from aorta.queues.workloads.comms_compute_overlap import OverlapOptions
 from aorta.queues.workloads.communication import make_lanes
 from aorta.queues.workloads.fsdp_tp import FsdpTpOptions
-from aorta.queues.workloads.grad_accum import GradAccumOptions
 from tests.queues.workloads.driver import driven
 
 COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
@@ -33,7 +32,6 @@ def cases() -> list[tuple[str, int, WorkloadOptions]]:
     found.append(("comms_compute_overlap", 3, OverlapOptions(process_groups=((1,), (0,)))))
     found.append(("fsdp_tp", 6, FsdpTpOptions(tp=2)))
     found.append(("fsdp_tp", 6, FsdpTpOptions(replicate=2)))
-    found.append(("grad_accum", 4, GradAccumOptions(reduce="last")))
     return found
 
 

@@ -59,16 +59,7 @@ def test_every_stream_works_and_the_numbers_stay_the_same(name: str, num_streams
             assert torch.equal(value, expected[key]), key
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        # Asks the compiler of C++ for its version.
-        pytest.param(name, marks=[pytest.mark.processes, pytest.mark.heavy])
-        if name == "torch_compile"
-        else name
-        for name in workloads()
-    ],
-)
+@pytest.mark.parametrize("name", workloads())
 def test_without_an_iteration_there_is_nothing_right(name: str):
     with driven(find(name), find(name).min_streams) as ran:
         assert not ran.workload.validate_correctness().ok
@@ -116,13 +107,9 @@ class Operations(TorchDispatchMode):
 
 
 def operations(name: str, num_streams: int) -> "tuple[Counter[str], Amount]":
-    """Of one iteration, counted where they run; of compiled code, which cannot be looked
-    into, pieces. And what the workload says that it is."""
+    """Of one iteration, counted where they run, and what the workload says that it is."""
     found: Counter[str] = Counter()
     with driven(find(name), num_streams) as ran:
-        if name == "torch_compile":
-            ran.iterate(1)
-            return ran.names, ran.workload.amount()
         ran.iterate(1)
         submit = ran.streams.submit
 
