@@ -1,4 +1,4 @@
-"""`aorta program`, python -m aorta.host_ir: write, check, rewrite and time the host side of overlapped loops.
+"""`aorta program`, python -m aorta.host_ir: write, check and time the host side of overlapped loops.
 
 Exit status of lint: 0 safe, 1 a race or a difference, 2 an error that the user can fix.
 """
@@ -27,10 +27,6 @@ COMMANDS = {
     "lint": (
         "aorta.programs.cli:lint_command",
         "Find races and needless waits in a program, or in what ran.",
-    ),
-    "rewrite": (
-        "aorta.programs.cli:rewrite_command",
-        "Hoist forks and joins, or prefetch, keeping every dependency.",
     ),
     "run": ("aorta.programs.execute.cli:run", "Run a program under torchrun and check its result."),
     "simulate": (
@@ -96,27 +92,6 @@ def emit_command(
     places = ORDERS[order] if order is not None else (fork or "hoisted", join or "hoisted")
     shape = Shape(fork=places[0], join=places[1], asynchronous=not synchronous, **shape_options)  # type: ignore[arg-type]  # click checked the choices
     click.echo(format_program(emit(shape)), nl=False)
-
-
-@click.command("rewrite")
-@PROGRAM
-@click.option("--hoist-fork", is_flag=True, help="Fork before the loop.")
-@click.option("--hoist-join", is_flag=True, help="Join after the loop.")
-@click.option("--prefetch", "distance", type=int, help="Issue tiles this far ahead.")
-def rewrite_command(path: str, hoist_fork: bool, hoist_join: bool, distance: int | None) -> None:
-    """Print the program rewritten, after checking that no dependency of its data was lost."""
-    from aorta.programs import passes
-
-    program = _program_of(path)
-    if not (hoist_fork or hoist_join or distance is not None):
-        raise HostProgramError("nothing to do: give --hoist-fork, --hoist-join or --prefetch N")
-    if hoist_fork:
-        program = passes.hoist_fork(program)
-    if hoist_join:
-        program = passes.hoist_join(program)
-    if distance is not None:
-        program = passes.prefetch(program, distance)
-    click.echo(format_program(program), nl=False)
 
 
 @click.command("lint")

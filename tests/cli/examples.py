@@ -25,7 +25,7 @@ JSON = {
     "project memory": ("project", "memory", *PROJECTED),
 }
 """Commands that print results, with arguments for them; the others are in NO_RESULTS or ELSEWHERE."""
-NO_RESULTS = {"run", "capture", "merge", "train", "demo", "queues profile", "program emit", "program rewrite"}
+NO_RESULTS = {"run", "capture", "merge", "train", "demo", "queues profile", "program emit"}
 """Say what they did, or write a program."""
 ELSEWHERE = {"ab", "gate", "sweep", "check", "hang", "queues run", "queues sweep", "queues run-priority",
              "queues compare", "queues probe",
@@ -53,7 +53,6 @@ OTHERS = {
     "queues profile": ("queues", "profile", "hetero_kernels", "--streams", "2", "--profiler", "torch"),
     "queues probe": ("queues", "probe"),
     "program emit": ("program", "emit", "--tiles", "4"),
-    "program rewrite": ("program", "rewrite", "program.txt", "--prefetch", "1"),
     "program run": ("program", "run", "alone.txt", *PROGRAM_SIZES),
     "program compare": ("program", "compare", "--op", "ag_gemm", *PROGRAM_SIZES),
     "project explain": ("project", "explain", *PROJECTED),

@@ -66,12 +66,6 @@ def test_lint_of_one_program_per_rank_returns_one_where_they_do_not_meet(tmp_pat
     assert "ranks do not agree" in result.stdout
 
 
-def test_rewrite_prints_the_program_with_the_join_hoisted(factorized):
-    program = run("rewrite", factorized, "--hoist-join").stdout
-    assert json.loads(run("lint", "-", "--json", given=program).stdout)["false_edges"] == []
-    assert parse_program(program).body == emit_named("join_hoisted").body
-
-
 def test_simulate_prints_time_bounds_waterfall_and_timeline(factorized):
     found = json.loads(run("simulate", factorized, "--comm-us", 100, "--gemm-us", 120, "--json").stdout)
     assert found["duration_us"] == found["serial_us"] == 1760
@@ -107,7 +101,6 @@ def test_simulate_writes_a_trace_and_overwrites_none(factorized, tmp_path):
         (("simulate", "-", "--comm-us", "1", "--gemm-us", "nan"), "ok", "gemm_us must be a time"),
         (("simulate", "-", "--comm-us", "1", "--gemm-us", "1", "--queues", "0"), "ok", "queues must be"),
         (("simulate", "-", "--comm-us", "1", "--gemm-us", "1", "--rank", "9"), "ok", "rank 9"),
-        (("rewrite", "-"), "ok", "nothing to do"),
         (("nothing",), None, "nothing is not a command; commands: compare, emit"),
     ],
 )
@@ -130,7 +123,7 @@ def test_help_lists_the_commands_that_run_programs_without_loading_torch():
     code = """
 import sys
 from click.testing import CliRunner
-from aorta.programs import bounds, cli, passes, show, simulator
+from aorta.programs import bounds, cli, show, simulator
 from aorta.programs.language import emit, graph, ir, text
 from aorta.programs.lint import one_rank, ranks, recorded, trace_sync
 result = CliRunner().invoke(cli.main, ["--help"])

@@ -1,16 +1,17 @@
 """Lint against a machine of streams that is run in the worst legal order, and against counts by hand."""
 
 import random
+from collections.abc import Iterator
 
 import pytest
 from hypothesis import given
 
 from aorta.programs.language.emit import OPS, ORDERS, Shape, emit
 from aorta.programs.language.expr import HostProgramError
-from aorta.programs.language.graph import graph_of
-from aorta.programs.language.ir import Program
+from aorta.programs.language.graph import Graph, graph_of
+from aorta.programs.language.ir import Program, Ref
 from aorta.programs.language.text import format_program, parse_program
-from aorta.programs.lint.one_rank import lint, required_pairs
+from aorta.programs.lint.one_rank import lint
 from tests.programs.named import emit_named
 from tests.programs.random_programs import MAIN_FILLS, programs, shapes
 from tests.programs.streams import Streams
@@ -172,6 +173,21 @@ def test_a_wait_for_an_unknown_communication_is_an_error():
 def test_emitted_programs_are_safe(shape):
     verdict = lint(emit(shape))
     assert (verdict.missing_edges, verdict.rank_mismatches, verdict.warnings) == ([], [], [])
+
+
+def required_pairs(graph: Graph) -> Iterator[tuple[int, int, Ref]]:
+    """Operations that must keep the order in which the host issues them, as (earlier, later, part)."""
+    accesses: dict[str, list[tuple[int, Ref, bool]]] = {}
+    for v in graph.data():
+        node = graph.nodes[v]
+        for is_write, parts in ((False, node.reads), (True, node.writes)):
+            for part in parts:
+                for u, earlier_part, other_writes in accesses.get(part.name, ()):
+                    if (is_write or other_writes) and part.overlaps(earlier_part):
+                        yield u, v, part
+        for is_write, parts in ((False, node.reads), (True, node.writes)):
+            for part in parts:
+                accesses.setdefault(part.name, []).append((v, part, is_write))
 
 
 def check_against_the_machine(program: Program, rank: int = 0) -> None:

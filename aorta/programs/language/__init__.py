@@ -1,1 +1,1 @@
-"""Host programs: text, graph, expressions and the passes that rewrite them."""
+"""Host programs: text, graph and expressions."""

@@ -70,20 +70,6 @@ def evaluate(value: Index, variables: Mapping[str, int]) -> int:
     return value if isinstance(value, int) else _value(_tree(value.text), variables)
 
 
-def substitute(value: Index, variable: str, replacement: str) -> Index:
-    """Index with a variable replaced by an expression."""
-    if isinstance(value, int):
-        return value
-    inserted = ast.parse(replacement, mode="eval").body
-
-    class Replace(ast.NodeTransformer):
-        def visit_Name(self, node: ast.Name) -> ast.expr:
-            return inserted if node.id == variable else node
-
-    tree = Replace().visit(ast.parse(value.text, mode="eval").body)
-    return index_of(ast.fix_missing_locations(tree))
-
-
 @cache
 def _tree(text: str) -> ast.expr:
     return ast.parse(text, mode="eval").body

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field, fields, replace
 from itertools import islice
 from typing import Any, Literal, NamedTuple, get_args
 
-from aorta.programs.language.expr import Expr, HostProgramError, Index, evaluate, substitute
+from aorta.programs.language.expr import Expr, HostProgramError, Index, evaluate
 
 Role = Literal["input", "output", "scratch"]
 CommOp = Literal[
@@ -320,27 +320,6 @@ class _Unroller:
         for peer in (op.to, op.by, op.root):
             if isinstance(peer, int) and not 0 <= peer < self.num_ranks:
                 raise HostProgramError(f"{op.op}: rank {peer} of {self.num_ranks} does not exist")
-
-
-def with_variable(op: Op, variable: str, replacement: str) -> Op:
-    """The instruction with a loop variable replaced by an expression (a shifted iteration)."""
-
-    def shifted(value: object) -> object:
-        match value:
-            case Ref(name=name, index=parts):
-                return Ref(name, tuple(substitute(part, variable, replacement) for part in parts))
-            case Expr():
-                return substitute(value, variable, replacement)
-            case tuple():
-                return tuple(shifted(part) for part in value)
-            case Loop(variable=inner) if inner == variable:
-                raise HostProgramError(f"loop variable {variable} is used twice, one inside the other")
-            case Op():
-                return with_variable(value, variable, replacement)
-        return value
-
-    changes: dict[str, Any] = {f.name: shifted(getattr(op, f.name)) for f in fields(op)}
-    return replace(op, **changes)
 
 
 def _evaluated(op: Op, variables: dict[str, int]) -> Op:

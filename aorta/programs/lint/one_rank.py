@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 
 from aorta.programs.language.graph import Graph, Node, Precedence, graph_of
-from aorta.programs.language.ir import Program, Ref
+from aorta.programs.language.ir import Program
 from aorta.programs.lint.ranks import rank_mismatches
 
 
@@ -83,23 +83,8 @@ def lint(*programs: Program) -> Verdict:
     )
 
 
-def required_pairs(graph: Graph) -> Iterator[tuple[int, int, Ref]]:
-    """Operations that must keep the order in which the host issues them, as (earlier, later, part)."""
-    accesses: dict[str, list[tuple[int, Ref, bool]]] = {}
-    for v in graph.data():
-        node = graph.nodes[v]
-        for is_write, parts in ((False, node.reads), (True, node.writes)):
-            for part in parts:
-                for u, earlier_part, other_writes in accesses.get(part.name, ()):
-                    if (is_write or other_writes) and part.overlaps(earlier_part):
-                        yield u, v, part
-        for is_write, parts in ((False, node.reads), (True, node.writes)):
-            for part in parts:
-                accesses.setdefault(part.name, []).append((v, part, is_write))
-
-
 def nearest_pairs(graph: Graph, ordered: Precedence) -> Iterator[tuple[int, int]]:
-    """Those of required_pairs that, with the order within streams, imply the others.
+    """Pairs that touch the same part, one of them writing, and imply all others with the order in streams.
 
     For each access these are, of every other stream, the last one that it must not overtake, and the last one
     of those that it is ordered behind.
