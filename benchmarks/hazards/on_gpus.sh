@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# Hazards on two GPUs: planted cases with delays, clean programs, mutants, reported races, torch's CSAN, the cost.
+# Hazards on two GPUs: planted cases with delays, clean programs, mutants, torch's CSAN, the cost.
 # bash benchmarks/hazards/on_gpus.sh OUT [PYTHON]       prints a table, whatever fails
-# PARTS: some of "cost whole cases mutants deletions reported clean numbers csan" (all but the last).
-# Without the others cost takes 75 s, and is alone on the machine; whole 90 s; cases 60 s; mutants, deletions,
-# reported, clean 60 to 90 s each, beside one another 3 minutes; numbers 40 s. DELETIONS: some of those that
-# mutants.py prints. KINDS: some of the clean programs. PACKAGES: released code, see reported.py.
+# PARTS: some of "cost whole cases mutants deletions clean numbers csan" (all but the last).
+# Without the others cost takes 75 s, and is alone on the machine; whole 90 s; cases 60 s; mutants, deletions
+# and clean 60 to 90 s each, beside one another 3 minutes; numbers 40 s. DELETIONS: some of those that
+# mutants.py prints. KINDS: some of the clean programs.
 set -u
 out=$(mkdir -p "$1" && cd "$1" && pwd)
 python=${2:-python3}
@@ -23,7 +23,7 @@ piece() {
   (timeout -k 5 "$seconds" "$@" >"$out/$name.txt" 2>"$out/$name.err"; echo $? >"$out/$name.rc") &
 }
 
-has() { [[ " ${PARTS:-cost whole cases mutants deletions reported clean numbers} " == *" $1 "* ]]; }
+has() { [[ " ${PARTS:-cost whole cases mutants deletions clean numbers} " == *" $1 "* ]]; }
 
 mutants="fsdp2:reduce_scatter_before_its_input fsdp2:all_gather_before_its_input
 fsdp2:all_gather_output_before_wait fsdp2:optimizer_before_the_reduction fsdp2:gather_before_the_optimizer
@@ -33,9 +33,6 @@ host_optimizer:host_optimizer_copies_before_backward host_optimizer:host_optimiz
 host_optimizer:host_optimizer_parameters_not_awaited"
 deletions=${DELETIONS:-$("$python" benchmarks/hazards/mutants.py)}
 kinds=${KINDS:-"fsdp2 fsdp2_hook ddp ddp_hook ddp_mixed ddp_overlapped zero tp cp pp graphs compile offload checkpoint fsdp2_offload fsdp2_offload_once loader host_optimizer accelerate"}
-reported="deepspeed_8061 deepspeed_5606 deepspeed_7965 deepspeed_7805 deepspeed_7898 pytorch_180889
-pytorch_180665 torchtitan_2581 torchrec_4191 megatron_7398"
-[ -n "${PACKAGES:-}" ] && reported="$reported trl_7195_clone trl_7195_stream torchtune_1867"
 
 if has cost; then  # narrow, the host is the bound; wide, the device
   piece inside 100 "${torchrun[@]}" benchmarks/hazards/cost.py --cuda --seconds 8 \
@@ -76,14 +73,6 @@ for mutant in $mutants; do
   kind=${mutant%%:*} name=${mutant##*:}
   has mutants && piece "mutant_$name" 90 "${check[@]}" --every 6 -o "$out/records/mutant_$name" -- \
     "${torchrun[@]}" $programs "$kind" --mutant "$name" --steps 60
-done
-for name in $reported; do
-  has reported || break
-  for form in bad mended; do
-    flag=(); [ $form = mended ] && flag=(--mended)
-    piece "reported_${name}_$form" 60 "${check[@]}" --every 6 -o "$out/records/reported_${name}_$form" -- \
-      "${torchrun[@]}" benchmarks/hazards/reported.py "$name" "${flag[@]}" --steps 40 --packages "${PACKAGES:-.}"
-  done
 done
 for kind in $kinds; do
   has clean && piece "clean_$kind" 140 "${check[@]}" --every 2 -o "$out/records/clean_$kind" -- \

@@ -1,9 +1,9 @@
-"""Spoilt, odd and damaged inputs: each gives a number, a warning or one line, never a traceback.
+"""Spoilt and damaged inputs: each gives a number, a warning or one line, never a traceback.
 
     python benchmarks/reliability/inputs.py [GROUP...] [-k WORD] [--output inputs.csv]
 
 Groups: spoilt (every field of a good trace, record or table takes every wrong value, wrong bytes, wrong
-files), odd (inputs whose right numbers are known) and damage (lines of records missing, twice, exchanged,
+files) and damage (lines of records missing, twice, exchanged,
 changed, foreign). Each is read by `aorta report` in a forked process with limits of 1 GB above what the
 program takes by itself and 5 s of CPU. Exit status 1 where one is wrong.
 """
@@ -19,10 +19,9 @@ sys.path[:0] = [str(Path(__file__).resolve().parents[1])]
 
 from harness import arguments, write  # noqa: E402
 from reliability.limited import Input, ended  # noqa: E402
-from reliability.odd_inputs import odd_inputs  # noqa: E402
 from reliability.spoilt_inputs import damaged_records, spoilt_inputs  # noqa: E402
 
-GROUPS = {"spoilt": spoilt_inputs, "odd": odd_inputs, "damage": damaged_records}
+GROUPS = {"spoilt": spoilt_inputs, "damage": damaged_records}
 KINDS = ("number", "warning", "one line", "FAILED")
 
 
