@@ -238,13 +238,12 @@ def _telemetry() -> DoctorCheck:
     if not accelerator().is_available():
         return DoctorCheck("telemetry", "not needed", "no GPU")
     if accelerator().kind == "hip":
-        tools = [tool for tool in ("amd-smi", "rocm-smi") if shutil.which(tool)]
-        if importlib.util.find_spec("amdsmi"):
-            tools.insert(0, "amdsmi")
+        tools = ["amdsmi"] if importlib.util.find_spec("amdsmi") else []
+        tools += ["amd-smi"] if shutil.which("amd-smi") else []
         if tools:
             return DoctorCheck("telemetry", "works", ", ".join(tools))
         return DoctorCheck(
-            "telemetry", "missing", "amdsmi, amd-smi and rocm-smi not found", "install amdsmi (part of ROCm)"
+            "telemetry", "missing", "neither amdsmi nor amd-smi found", "install amdsmi (part of ROCm)"
         )
     if importlib.util.find_spec("pynvml"):
         import pynvml

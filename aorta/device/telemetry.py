@@ -1,7 +1,7 @@
 """Power, clocks, temperature and throttling of one device, sampled beside the training loop.
 
 `TelemetrySampler` is the thread; it asks one source: NVML on NVIDIA's devices; on AMD's the amdsmi module,
-the rocm-smi command or the amd-smi command, whichever answers first.
+or else the amd-smi command.
 """
 
 import json
@@ -24,7 +24,7 @@ from aorta.records.schema import DeviceKind, DeviceRecord
 log = logging.getLogger(__name__)
 
 _MIN_COMMAND_INTERVAL_S = 1.0
-"""Shortest interval of sources that start a program for each sample."""
+"""Shortest interval of a source that starts a program for each sample."""
 
 # Source: NVML API reference, nvmlClocksEventReasons. Idle (1) is no limit on a clock and left out.
 _CLOCK_LIMITS = {
@@ -66,7 +66,7 @@ class TelemetrySampler:
     """Samples a torch device every interval_s in a daemon thread, from start() to stop().
 
     latest() reads one attribute and never waits. NVML and amdsmi are asked in the process; where only the
-    rocm-smi or amd-smi command is there, one process runs per interval, of at least a second.
+    amd-smi command is there, one process runs per interval, of at least a second.
 
     device_index: torch's index; None on CPU.
     """
@@ -133,7 +133,7 @@ class TelemetrySampler:
             if source is None:
                 return
             interval_s = self.interval_s
-            if isinstance(source, RocmSmiSource | AmdSmiCommandSource):
+            if isinstance(source, AmdSmiCommandSource):
                 interval_s = max(interval_s, _MIN_COMMAND_INTERVAL_S)
             while not stopping.is_set():
                 self._sample(source)
@@ -168,24 +168,15 @@ def _identity(device_index: int) -> DeviceIdentity:
 
 
 def _open_amd(identity: DeviceIdentity, command: "Command") -> TelemetrySource:
-    """The first of AMD's sources that answers; NotMeasured with the reasons of all."""
-    reasons = []
+    """The first of AMD's sources that answers; NotMeasured with the reasons of both."""
     try:
         return AmdsmiSource(identity)
     except NotMeasured as why:
-        reasons.append(str(why))
-    by_command = RocmSmiSource(command, identity)
-    try:
-        by_command.sample()
-    except NotMeasured as why:
-        reasons.append(str(why))
-    else:
-        return by_command
+        of_module = why
     try:
         return AmdSmiCommandSource(command, identity)
     except NotMeasured as why:
-        reasons.append(str(why))
-    raise NotMeasured("; ".join(reasons))
+        raise NotMeasured(f"{of_module}; {why}") from None
 
 
 class NvmlSource:
@@ -323,7 +314,7 @@ class AmdsmiSource:
             return
 
 
-# -- sources that start a program for each sample ------------------------------------------------------
+# -- a source that starts a program for each sample ------------------------------------------------------
 
 
 class Command:
@@ -372,42 +363,6 @@ class Command:
             self._stopped = True
             if self._process is not None:
                 self._process.kill()
-
-
-class RocmSmiSource:
-    """Starts rocm-smi for each sample; it reports all GPUs of the host."""
-
-    ARGUMENTS = ("--showbus", "--showpower", "--showclocks", "--showtemp", "--showuse", "--json")
-
-    def __init__(self, command: Command, identity: DeviceIdentity) -> None:
-        self._command = command
-        self._identity = identity
-
-    def sample(self) -> DeviceRecord:
-        text = self._command.output("rocm-smi", *self.ARGUMENTS)
-        sampled = time.time_ns()
-        card = self._card(_parse_json(text, "rocm-smi"))
-        return DeviceRecord(
-            sample_unix_ns=sampled,
-            power_w=_first_number(
-                card, "Current Socket Graphics Package Power (W)", "Average Graphics Package Power (W)"
-            ),
-            sm_clock_mhz=_first_number(card, "sclk clock speed:"),
-            memory_clock_mhz=_first_number(card, "mclk clock speed:"),
-            temperature_c=_first_number(
-                card, "Temperature (Sensor junction) (C)", "Temperature (Sensor edge) (C)"
-            ),
-            utilization_percent=_first_number(card, "GPU use (%)"),
-        )
-
-    def _card(self, cards: Any) -> Any:
-        for card in cards.values() if isinstance(cards, dict) else ():
-            if _same_device(_get(card, "PCI Bus"), self._identity):
-                return card
-        raise NotMeasured(f"rocm-smi does not list the device {self._identity.pci_address}")
-
-    def close(self) -> None:
-        pass
 
 
 class AmdSmiCommandSource:
