@@ -16,7 +16,7 @@ from aorta.programs.language.emit import COMMS, OPS, ORDERS, PLACES, TILE_ORDERS
 from aorta.programs.language.expr import HostProgramError
 from aorta.programs.language.ir import Program
 from aorta.programs.language.text import format_program, parse_program, read_program
-from aorta.programs.simulator import QUEUE_MODELS, Costs, Machine, simulate, timeline
+from aorta.programs.simulator import QUEUE_MODELS, Costs, Machine, simulate
 
 COMMANDS = {
     "compare": (
@@ -194,11 +194,8 @@ def _lint_recorded(
     help="Share of a GEMM after which communication finds room beside it; 1: at its end.",
 )
 @click.option("--rank", type=int, default=0, show_default=True, help="Rank to simulate.")
-@click.option("--perfetto", type=click.Path(path_type=Path), help="Write the timeline to this .json.gz file.")
 @JSON
-def simulate_command(
-    path: str, rank: int, perfetto: Path | None, as_json: bool, **model_options: Any
-) -> None:
+def simulate_command(path: str, rank: int, as_json: bool, **model_options: Any) -> None:
     """Predict the time of one rank: bounds, efficiency, where the time goes, timeline."""
     from aorta.programs import show
     from aorta.programs.bounds import predict
@@ -208,17 +205,7 @@ def simulate_command(
     costs = Costs(**model_options)
     prediction = predict(program, costs, machine, rank)
     ran = simulate(program, costs, machine, rank)
-    if perfetto is not None:
-        _write_perfetto(perfetto, program, ran, rank)
     print_result(as_json, prediction, lambda: show.prediction_text(prediction, ran))
-
-
-def _write_perfetto(path: Path, program: Program, ran: Any, rank: int) -> None:
-    from aorta.records.perfetto import write_perfetto
-
-    if path.exists():
-        raise HostProgramError(f"{path} exists; give a new name")
-    write_perfetto(path, program.name, [timeline(ran, rank)])
 
 
 def _program_of(path: str) -> Program:

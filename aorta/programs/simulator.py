@@ -122,7 +122,7 @@ def duration_us(ran: list[Ran]) -> float:
     return max((kernel.end_us for kernel in ran), default=0.0)
 
 
-def timeline(ran: list[Ran], rank: int = 0) -> Timeline:
+def timeline(ran: list[Ran]) -> Timeline:
     """Timeline of source `projected`, beginning with the first instruction."""
     spans = [
         Span(
@@ -137,7 +137,7 @@ def timeline(ran: list[Ran], rank: int = 0) -> Timeline:
     ]
     compute = sorted({kernel.stream for kernel in ran if not kernel.is_comm})
     window_ms = (0.0, duration_us(ran) / 1e3)
-    return Timeline.from_spans(spans, window_ms, rank=rank, source="projected", compute_streams=compute)
+    return Timeline.from_spans(spans, window_ms, source="projected", compute_streams=compute)
 
 
 def kernel_name(op: Op) -> str:

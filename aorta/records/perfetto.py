@@ -1,9 +1,8 @@
 """Writes {label}.perfetto.json.gz: a run in Chrome's trace format, which opens in ui.perfetto.dev.
 
 A rank is a process. Its tracks: the steps, what the time went to (compute, hidden, exposed, idle: a
-partition of the window), every collective with its numbers, copies, and counters of the device. A
-Timeline of a kernel trace also gives one track per device stream, and so do steps of kernel records that keep
-every kernel (one in 20).
+partition of the window), every collective with its numbers, copies, and counters of the device. Steps of
+kernel records that keep every kernel (one in 20) also give one track per device stream.
 
 Times are µs since an origin that is written beside them, ns in the decimals: µs since 1970 would lose
 the ns in readers that use doubles.
@@ -20,8 +19,7 @@ from aorta._version import __version__
 from aorta.errors import RecordError
 from aorta.files import replacing
 from aorta.records.schema import CollectiveRecord, Segment, StepRecord
-from aorta.timeline.overlap import active_segments
-from aorta.timeline.types import COPY, Kind, Timeline
+from aorta.timeline.types import COPY
 
 COMPUTE, HIDDEN, EXPOSED, IDLE = "compute", "compute + comm (hidden)", "exposed comm", "idle"
 """Slices of the overlap track: communication is HIDDEN and EXPOSED, compute COMPUTE and HIDDEN."""
@@ -52,24 +50,24 @@ Event = dict[str, Any]
 def write_perfetto(
     path: Path | str,
     label: str,
-    items: Iterable[StepRecord | Timeline],
+    records: Iterable[StepRecord],
     *,
     offset_ns: Mapping[int, int] | None = None,
     kernel_names: Mapping[int, Sequence[str]] | None = None,
 ) -> int:
     """Write the trace of a run, one step at a time; returns the number of events.
 
-    items are the steps of all ranks; those of one rank in the order of their steps. offset_ns is added
+    records are the steps of all ranks; those of one rank in the order of their steps. offset_ns is added
     to every time of a rank: what brings the ranks' clocks together where the clock of the records does
     not. kernel_names: by rank, what lines of kernel records
-    refer to, for the steps that keep every kernel. Without any item the trace is valid and empty.
+    refer to, for the steps that keep every kernel. Without any record the trace is valid and empty.
     """
     try:
         with (
             replacing(path) as raw,
             gzip.GzipFile("", "wb", compresslevel=6, fileobj=raw, mtime=0) as file,
         ):
-            num_events = _write(file, label, items, offset_ns or {}, kernel_names or {})  # type: ignore[arg-type]
+            num_events = _write(file, label, records, offset_ns or {}, kernel_names or {})  # type: ignore[arg-type]
     except OSError as error:
         raise RecordError(f"cannot write {path}: {error.strerror or error}") from error
     return num_events
@@ -78,7 +76,7 @@ def write_perfetto(
 def _write(
     file: BinaryIO,
     label: str,
-    items: Iterable[StepRecord | Timeline],
+    records: Iterable[StepRecord],
     offset_ns: Mapping[int, int],
     kernel_names: Mapping[int, Sequence[str]],
 ) -> int:
@@ -86,16 +84,14 @@ def _write(
     origin_ns: int | None = None
     ranks: dict[int, _Rank] = {}
     num_events = 0
-    for item in items:
-        start_ns = item.origin_unix_ns if isinstance(item, Timeline) else item.start_unix_ns
+    for record in records:
         if origin_ns is None:
-            origin_ns = start_ns - LEAD_NS
+            origin_ns = record.start_unix_ns - LEAD_NS
             file.write(_head(label, origin_ns, offset_ns))
-        rank = ranks.get(item.rank)
+        rank = ranks.get(record.rank)
         if rank is None:
-            rank = ranks[item.rank] = _Rank(item.rank, label, kernel_names.get(item.rank, ()))
-        events = rank.timeline if isinstance(item, Timeline) else rank.record
-        for event in events(item, start_ns + offset_ns.get(item.rank, 0) - origin_ns):  # type: ignore[arg-type]
+            rank = ranks[record.rank] = _Rank(record.rank, label, kernel_names.get(record.rank, ()))
+        for event in rank.record(record, record.start_unix_ns + offset_ns.get(record.rank, 0) - origin_ns):
             file.write(b",\n" if num_events else b"\n")
             file.write(encode(event))
             num_events += 1
@@ -137,7 +133,7 @@ class _Rank:
         yield from self._process()
         window_ms = record.step_ms
         if window_ms is not None:
-            yield from self._slice(STEPS, start_ns, 0.0, window_ms, _step_name(record.global_step), {
+            yield from self._slice(STEPS, start_ns, 0.0, window_ms, f"step {record.global_step}", {
                 "global_step": record.global_step, "epoch": record.epoch, "source": record.source,
                 "loss": record.loss, "tokens": record.tokens, "comm_ms": record.overlap.comm_ms,
                 "compute_ms": record.overlap.compute_ms, "exposed_ms": record.overlap.exposed_ms,
@@ -176,33 +172,16 @@ class _Rank:
                 kernel or "kernel", {"kind": "kernel", "global_step": record.global_step},
             )  # fmt: skip
 
-    def timeline(self, timeline: Timeline, start_ns: int) -> Iterator[Event]:
-        yield from self._process()
-        lo, hi = timeline.window_ms
-        name = "window" if timeline.step is None else _step_name(timeline.step)
-        yield from self._slice(STEPS, start_ns, lo, hi, name, {"source": timeline.source})
-        yield from self._segments(active_segments(timeline.clipped(lo, hi)), start_ns, hi, lo)
-        for i in timeline.start_ms.argsort(kind="stable").tolist():
-            kind = Kind(int(timeline.kind[i]))
-            op, kernel = timeline.ops[timeline.op[i]], timeline.names[timeline.name[i]]
-            yield from self._slice(
-                f"stream {timeline.streams[timeline.stream[i]]}",
-                start_ns, float(timeline.start_ms[i]), float(timeline.end_ms[i]),
-                op or kernel or kind.name.lower(), {"kind": kind.name.lower(), "op": op, "kernel": kernel},
-            )  # fmt: skip
-
     def _process(self) -> Iterator[Event]:
         if not self._named:
             self._named = True
             yield self._metadata_event("process_name", self.pid, {"name": self._name})
             yield self._metadata_event("process_sort_index", self.pid, {"sort_index": self._rank})
 
-    def _segments(
-        self, segments: list[Segment], start_ns: int, hi: float | None, lo: float = 0.0
-    ) -> Iterator[Event]:
+    def _segments(self, segments: list[Segment], start_ns: int, hi: float | None) -> Iterator[Event]:
         if hi is None:
-            hi = max((segment.end_ms for segment in segments), default=lo)
-        for begin, end, state in states(segments, lo, hi):
+            hi = max((segment.end_ms for segment in segments), default=0.0)
+        for begin, end, state in states(segments, 0.0, hi):
             yield from self._slice(OVERLAP, start_ns, begin, end, state, None)
         for segment in segments:
             if COPY in segment.active_streams:
@@ -323,7 +302,3 @@ def _state(segment: Segment) -> str:
     if communicates:
         return HIDDEN if computes else EXPOSED
     return COMPUTE if computes else IDLE
-
-
-def _step_name(global_step: int) -> str:
-    return f"step {global_step}"

@@ -75,16 +75,6 @@ def test_simulate_prints_time_bounds_waterfall_and_timeline(factorized):
     assert text.count("worker[") == 4
 
 
-def test_simulate_writes_a_trace_and_overwrites_none(factorized, tmp_path):
-    path = tmp_path / "out.json.gz"
-    given = ("simulate", factorized, "--comm-us", 1, "--gemm-us", 1, "--perfetto", path)
-    assert run(*given).exit_code == 0
-    size = path.stat().st_size
-    again = run(*given)
-    assert (again.exit_code, again.stderr) == (2, f"error: {path} exists; give a new name\n")
-    assert path.stat().st_size == size
-
-
 @pytest.mark.parametrize(
     ("arguments", "given", "expected"),
     [

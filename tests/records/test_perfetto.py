@@ -216,28 +216,6 @@ def test_a_step_without_details_keeps_its_slice(tmp_path):
     assert [event["cat"] for event in slices(write(tmp_path, [record]))] == ["steps"]
 
 
-def test_a_timeline_has_a_track_per_device_stream(tmp_path):
-    spans = [
-        Span(0, 4, Kind.COMPUTE, stream="7", name="gemm</script>"),
-        Span(2, 6, Kind.COMM, "all_gather", "20", "ncclDevKernel_AllGather"),
-        Span(7, 8, Kind.COPY, stream="7"),
-    ]
-    timeline = Timeline.from_spans(spans, (0, 10), step=3, source="kineto", origin_unix_ns=10**12)
-    trace = write(tmp_path, [timeline])
-    tracks = names(trace, "thread_name")
-    assert {tracks[e["pid"], e["tid"]]: e["name"] for e in slices(trace, cat="stream 7")} == {
-        "stream 7": "copy"
-    }
-    assert slices(trace, cat="stream 7")[0]["name"] == "gemm</script>"
-    assert [(e["name"], e["dur"]) for e in slices(trace, cat=OVERLAP)] == [
-        (COMPUTE, 2000),
-        (HIDDEN, 2000),
-        (EXPOSED, 2000),
-        (IDLE, 4000),
-    ]
-    assert [e["name"] for e in slices(trace, cat="steps")] == ["step 3"]
-
-
 def test_kernels_of_a_line_have_their_names_on_their_streams(tmp_path):
     spans = [KernelSpan(0.0, 4.0, 7, 1), KernelSpan(1.0, 2.0, 20, 2), KernelSpan(5.0, 1.0, 7, 9)]
     sums = KernelSums(num_kernels=3, classes={}, top=[], spans=spans)
