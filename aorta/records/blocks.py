@@ -118,8 +118,8 @@ def _plain_block(data: bytes, reader: LineReader, decoder: msgspec.json.Decoder[
     ):
         return None
     try:
-        inner = np.unique(np.searchsorted(ends, np.arange(PIECE_BYTES, len(data), PIECE_BYTES)))
-        bounds = [0, *(ends[inner[inner < len(ends) - 1]] + 1).tolist(), len(data)]
+        inner = ends[np.searchsorted(ends, np.arange(PIECE_BYTES, len(data), PIECE_BYTES))] + 1
+        bounds = list(dict.fromkeys((0, *inner.tolist(), len(data))))
         block = LineTable.of_pieces(_decoded(data[a:b], decoder) for a, b in pairwise(bounds))
         if len(block) == len(ends) and _is_next(block, letters, ends, reader):
             return block

@@ -10,7 +10,8 @@ import types
 import typing
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import cache
+from dataclasses import dataclass
+from functools import cache, cached_property
 from itertools import chain, compress
 from typing import Any, Literal, NamedTuple
 
@@ -97,7 +98,8 @@ class Texts(NamedTuple):
 Column = Floats | Ints | NDArray[np.int8] | Texts
 
 
-class Items(NamedTuple):
+@dataclass(frozen=True)
+class Items:
     """A list of every line."""
 
     num: Ints
@@ -105,7 +107,7 @@ class Items(NamedTuple):
     columns: dict[str, Any]
     """Of the items of all lines, in their order."""
 
-    @property
+    @cached_property
     def row(self) -> Ints:
         """The line of each item."""
         return np.repeat(np.arange(len(self.num)), np.maximum(self.num, 0))
@@ -290,11 +292,11 @@ class StepTable(ABC):
 
     # -- what lines are of ------------------------------------------------------------------------------
 
-    @property
+    @cached_property
     def first(self) -> LineKey:
         return self._key(0)
 
-    @property
+    @cached_property
     def last(self) -> LineKey:
         return self._key(len(self) - 1)
 
@@ -314,8 +316,7 @@ class StepTable(ABC):
     def sources(self) -> list[Source]:
         """Those that occur, in order."""
         places, table = self.places("source")
-        _, firsts = np.unique(places, return_index=True)
-        return typing.cast(list[Source], [table[places[first]] for first in np.sort(firsts)])
+        return typing.cast(list[Source], [table[place] for place in dict.fromkeys(places.tolist())])
 
     def of_source(self, source: Source) -> "StepTable":
         """The lines of a source that some line has."""
@@ -341,8 +342,7 @@ class StepTable(ABC):
     def reasons(self) -> Sequence[dict[str, str]]:
         """Values of not_measured in the order in which lines have them first: what repeats is left out."""
         places, table = self.places(NOT_MEASURED)
-        _, firsts = np.unique(places, return_index=True)
-        return [_decode_reasons(table[places[first]]) for first in np.sort(firsts) if places[first] >= 0]
+        return [_decode_reasons(table[place]) for place in dict.fromkeys(places.tolist()) if place >= 0]
 
     def throttling(self) -> tuple[NDArray[np.int32], list[list[str]]]:
         """Reasons for which the device was throttled: of each line its place in a list of them, -1 where it

@@ -6,7 +6,10 @@ from pathlib import Path
 import pytest
 
 from aorta.account.load.open import load_run
+from aorta.account.load.rank.impossible import faults
 from aorta.errors import RecordError
+from aorta.records.table import LineTable
+from tests.records import plain_records
 
 EXAMPLE = Path(__file__).parents[3] / "docs" / "example" / "fsdp"
 
@@ -104,3 +107,10 @@ def test_rounding_is_no_contradiction(tmp_path):
 )
 def test_what_is_not_known_or_estimated_breaks_no_sum(tmp_path, change):
     assert load_run(changed(tmp_path / "run", change), "a").num_steps == 32
+
+
+def test_lines_without_a_clock_error_are_not_taken_apart(tmp_path, monkeypatch):
+    """Which takes two thirds of a reading."""
+    monkeypatch.setattr(LineTable, "chosen", None)
+    records = [plain_records.step(i, clock_error_us=[2.0, None][i]) for i in range(2)]
+    assert list(faults(tmp_path, LineTable(records))) == []

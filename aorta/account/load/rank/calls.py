@@ -288,7 +288,9 @@ def totals_by_kind(
     """Number of calls in every step and the sum of their values. kinds: the members of each, by index."""
     totals = {}
     for kind, members in kinds.items():
-        chosen = np.isin(calls.kind, members)
+        is_member = np.zeros(len(calls.kinds), dtype=bool)
+        is_member[members] = True
+        chosen = is_member[calls.kind]
         rows = calls.row[chosen]
         totals[kind] = (
             np.bincount(rows, minlength=num_rows).astype(np.float64),

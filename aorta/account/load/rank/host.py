@@ -79,7 +79,7 @@ def host_metrics(block: StepTable) -> dict[str, Floats]:
     metrics: dict[str, Floats] = {}
     is_noted &= np.isfinite(window_ms)
     between_ms = block.numbers("between_steps_ms")
-    body_ms = window_ms - (0.0 if between_ms is None else np.nan_to_num(between_ms, nan=0.0))
+    body_ms = window_ms - (0.0 if between_ms is None else np.fmax(between_ms, 0.0))
     num = len(block)
     no_time = np.zeros(num)
     on_device = block.source != "host"
@@ -243,7 +243,7 @@ def carry_waits(metrics: dict[str, Floats], global_step: NDArray[np.int64]) -> N
     if behind is None or other is None or len(global_step) < 2:
         return
     waited = metrics[f"{PREFIX}synchronisation"] + metrics[f"{PREFIX}synchronisation{AFTER}"]
-    unused = np.nan_to_num(np.maximum(waited - behind, 0.0))
+    unused = np.fmax(waited - behind, 0.0)
     more = np.minimum(np.where(np.diff(global_step) == 1, unused[:-1], 0.0), other[1:])
     behind[1:] += more
     other[1:] -= more

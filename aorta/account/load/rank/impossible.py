@@ -20,8 +20,10 @@ MOST_MS = 2.0**53
 def faults(path: Path, block: LineTable) -> Iterator[tuple[int, RecordError]]:
     """Rows with sizes that do not fit, or an error of a clock that is none."""
     clock_error_us = block.numbers("clock_error_us")
-    is_clock_plain = clock_error_us is None or ((clock_error_us >= 0) & (clock_error_us < MOST_MS)).all()
-    if is_clock_plain and do_integers_fit(block):
+    is_clock_wrong = clock_error_us is not None and bool(
+        ((clock_error_us < 0) | (clock_error_us >= MOST_MS)).any()
+    )
+    if not is_clock_wrong and do_integers_fit(block):
         return
     for row, is_row in enumerate(np.eye(len(block), dtype=bool)):
         line = block.chosen(is_row)

@@ -90,20 +90,22 @@ def _sums(parts: _Parts, is_told: NDArray[np.bool_], window_ms: tuple[Floats, Fl
     num = len(is_told)
     is_first = np.append(True, parts.row[1:] != parts.row[:-1])
     is_last = np.append(is_first[1:], True)
-    before_ms = parts.start - np.where(is_first, window_ms[0][parts.row], np.roll(parts.end, 1))
-    before = np.where(is_first, -1, np.roll(parts.phase, 1))
+    before_ms = parts.start - np.where(is_first, window_ms[0][parts.row], np.append(0.0, parts.end[:-1]))
+    before = np.append(-1, parts.phase[:-1])
+    before[is_first] = -1
     after_ms = window_ms[1][parts.row] - parts.end
     data, backward, *pauses = (
         PHASES.index(name) for name in ("data", "backward", "checkpoint", "evaluation")
     )
-    updates = [PHASES.index(name) for name in _UPDATES]
-    is_logging = np.isin(parts.phase, [data, *pauses]) & np.isin(before, updates)
+    is_update, is_pause = np.zeros((2, len(PHASES) + 1), dtype=bool)  # the last is of phase -1, none
+    is_update[[PHASES.index(name) for name in _UPDATES]] = is_pause[[data, *pauses]] = True
+    is_logging = is_pause[parts.phase] & is_update[before]
     is_logging |= is_first & (parts.phase == data)
     none = np.where(is_told, 0.0, np.nan)[:, None]
     place = parts.row * len(PHASES) + parts.phase
     sums = none + np.bincount(place, parts.end - parts.start, num * len(PHASES)).reshape(num, len(PHASES))
     logging_ms = np.where(is_logging, before_ms, 0.0)
-    logging_ms += np.where(is_last & np.isin(parts.phase, updates), after_ms, 0.0)
+    logging_ms += np.where(is_last & is_update[parts.phase], after_ms, 0.0)
     forward_ms = np.where(parts.phase == backward, before_ms, 0.0)
     for name, ms in (("forward", forward_ms), ("logging", logging_ms)):
         sums[:, PHASES.index(name)] += np.bincount(parts.row, ms, num)

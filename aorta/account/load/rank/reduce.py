@@ -253,8 +253,8 @@ def _always(block: StepTable) -> tuple[NDArray[Any], ...]:
     step_ms, clock_error_us = block.numbers("step_ms"), block.numbers("clock_error_us")
     host_bound = block.numbers("host_bound")
     zeros = np.zeros(len(block))
-    end_ns = start_ns + (zeros if step_ms is None else np.nan_to_num(step_ms, nan=0.0)) * 1e6
-    error_us = zeros if clock_error_us is None else np.nan_to_num(clock_error_us, nan=0.0)
+    end_ns = start_ns + (zeros if step_ms is None else np.fmax(step_ms, 0.0)) * 1e6
+    error_us = zeros if clock_error_us is None else np.fmax(clock_error_us, 0.0)
     tolerance_ns = 2000 * error_us + TOLERANCE_NS
     has_segments, has_collectives = block.has("active_segments"), block.has("collectives")
     return (

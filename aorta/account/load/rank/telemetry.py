@@ -43,13 +43,16 @@ class Telemetry:
 
     def _kept(self, block: StepTable, part: str, key: str, values: Mapping[str, Floats]) -> dict[str, Floats]:
         """The columns, with the last values in recorded steps whose line lacks the part."""
-        has_part, held = np.not_equal(block.integers(f"{part}.{key}"), NULL), self._held[part]
+        held = self._held[part]
+        if not held and not values:
+            return {}
+        has_part = np.not_equal(block.integers(f"{part}.{key}"), NULL)
         compute_ms = block.numbers("compute_ms")
         lacks = np.zeros(len(block), dtype=bool) if compute_ms is None else ~np.isnan(compute_ms) & ~has_part
         if has_part.any():
             last = int(np.flatnonzero(has_part)[-1])
             self._held[part] = {name: float(column[last]) for name, column in values.items()}
-        if not lacks.any() or not (held or values):
+        if not lacks.any():
             return dict(values)
         place = np.maximum.accumulate(np.where(has_part, np.arange(len(block)), -1))[lacks]
         columns = {}
