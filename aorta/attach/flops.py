@@ -31,6 +31,8 @@ from aorta.attach.loss_loops import LossLoops
 from aorta.attach.needless_batches import NeedlessBatches, unwrapped
 from aorta.attach.needless_operators import NeedlessOperators, Table
 from aorta.attach.program import program_frame
+from aorta.attach.repeated_backwards import RepeatedBackwards
+from aorta.device.backend import backend_of
 from aorta.records.schema import (
     NO_CALL,
     NO_OPTIMIZER,
@@ -45,9 +47,14 @@ from aorta.records.stacks import StackFrame
 MOST_KINDS = 8
 """Of calls with different modules or shapes in a step; a step with more has no number."""
 MOST_MODULES = 20_000
+LEAST_ROWS = 64
+"""Of a matrix, and columns, whose zeros are counted."""
 LOOP = 64
 """Operators that one call of a module calls itself, not by modules in it, from which on it is a loop."""
-OF_OPERATORS = ("scores_bytes", "grown_bytes", "unchanged", "unchanged_bytes", "one_hot", "one_hot_bytes")
+OF_OPERATORS = (
+    *("scores_bytes", "grown_bytes", "unchanged", "unchanged_bytes", "one_hot", "one_hot_bytes"),
+    *("zeros", "unused"),
+)
 """Of NeedlessOperators, by line, as WorkOfStep calls them."""
 SIBLINGS = 8
 """Modules of equal shapes on the same input, from which on a loop calls them: not three projections."""
@@ -111,6 +118,7 @@ class ModelCalls:
         self.precision: str | None = None
         """In which most of the work is done, by autocast and the parameters' type."""
         self._copied, self._of_loss = LayoutCopies(), LossLoops()
+        self._backwards = RepeatedBackwards()
         self._batches = NeedlessBatches()
         self._num_calls = Counter[int]()
         """In the open step, by module."""
@@ -145,6 +153,7 @@ class ModelCalls:
             self._sizes[-1].clear()
         self._copied.end()
         self._of_loss.end_step()
+        self._backwards.end_step()
         self._batches.end_step()
         is_first = len(self._sizes) == 1
         self._unread = {
@@ -160,10 +169,13 @@ class ModelCalls:
                 del owner.__call__
         self._original = self._call = None
 
-    def backward_begins(self, roots: Iterable[Any]) -> None:
-        """A backward pass begins at these tensors, in a step that is noted."""
+    def backward_begins(self, roots: Iterable[Any], adds: bool) -> None:
+        """A backward pass begins at these tensors, in a step that is noted. adds: to the gradients of
+        parameters, and nothing else."""
         with suppress(Exception):
             self._of_loss.backward_begins(roots)
+            if adds and self._original is not None:
+                self._backwards.backward_begins(roots)
 
     @property
     def loss_loop(self) -> LossLoop | None:
@@ -217,8 +229,8 @@ class ModelCalls:
                 self._note_given(module, leaves, key)
                 with suppress(Exception):  # nothing is said of batches
                     self._batches.called(module, leaves, key, False, None)
-                    if size[1]:
-                        self._batches.is_table(next(one for one in leaves if getattr(one, "ndim", 0) == 2))
+                    num_dims = 2 if size[1] else 3  # frames of sound, and the like
+                    self._batches.is_table(next(one for one in leaves if getattr(one, "ndim", 0) == num_dims))
             except Exception as error:
                 self._refuse(_text_of(error))
         return True
@@ -372,7 +384,9 @@ class ModelCalls:
         self._copies.clear()
         num_at = self._copied.num_at
         self.work = WorkOfStep(
-            copies=num_at.total(), copies_at=max(num_at, key=num_at.__getitem__, default=None)
+            copies=num_at.total(),
+            copies_bytes=self._copied.num_bytes,
+            copies_at=max(num_at, key=num_at.__getitem__, default=None),
         )
         models = {key: kind for key, kind in kinds.items() if self._models[key[0]][1]}
         if not models:
@@ -429,6 +443,8 @@ class ModelCalls:
         of_bytes: dict[str, Any] = {"bytes": float(num_bytes), "again_bytes": float(again_bytes)}
         twice, twice_at = self._batches.again()
         padding, columns = self._batches.padding()
+        repeats, backwards_at = self._backwards.found()
+        of_backward = sum(self._times[key] * (one.flops - one.forward[0]) for key, one in counted.items())
         of_rows = {
             number: (1 - table.num_looked_up / table.num_rows) * table.num_rows * table.row_bytes
             for number, table in tables.items()
@@ -445,6 +461,8 @@ class ModelCalls:
             "twice": float(sum(num * counted[key].forward[0] for key, num in twice.items())),
             "twice_bytes": float(sum(num * counted[key].forward[1] for key, num in twice.items())),
             "twice_at": twice_at,
+            "backwards": repeats * of_backward,
+            "backwards_at": backwards_at,
             "padding": padding,
             "padding_columns": columns,
             "siblings": max(siblings, key=lambda alike: alike.operators, default=None),
@@ -559,6 +577,8 @@ def _copied_tensor(tensor: torch.Tensor | None, known: dict[int, Any]) -> torch.
         made = torch.empty(tensor.shape, dtype=tensor.dtype, device="meta")  # of a DTensor: the whole one
         if isinstance(tensor, torch.nn.Parameter):
             made = torch.nn.Parameter(made, requires_grad=tensor.requires_grad)
+        else:
+            _note_zeros(tensor, made)
         made.copy_of = id(tensor)  # type: ignore[attr-defined]
         known[id(tensor)] = made
     found: torch.Tensor = known[id(tensor)]
@@ -569,7 +589,17 @@ def _meta(tensor: torch.Tensor) -> torch.Tensor:
     """What a module was called with: shape and type. A gradient goes on where one would."""
     _refuse_sparse(tensor)
     made = torch.empty(tensor.shape, dtype=tensor.dtype, device="meta")
+    _note_zeros(tensor, made)
     return made.requires_grad_(tensor.requires_grad)
+
+
+def _note_zeros(tensor: torch.Tensor, made: Any) -> None:
+    """Of a matrix how many entries are not zero, which stays on its device until the end. Of a plain tensor
+    alone, as in NeedlessBatches.is_table."""
+    is_matrix = tensor.dim() > 1 and min(tensor.shape[-2:]) >= LEAST_ROWS and tensor.is_floating_point()
+    devices = backend_of(tensor.device)
+    if is_matrix and type(tensor) is torch.Tensor and not (devices.is_device and devices.is_capturing()):
+        made.num_full = torch.count_nonzero(tensor)
 
 
 def _size(module: Module, leaves: Iterable[Any]) -> tuple[int, int, int]:
@@ -634,10 +664,16 @@ def _counted(
     watched = _Watched(NeedlessOperators(constant, fuses))
     again = _Again(counter, watched)
     states, handles = (random.getstate(), torch.get_rng_state()), again.watch(model)
+    constant = [*constant]
+    for one in (*constant, *tree_leaves((args, named))):  # what fills up in later steps is none
+        with suppress(Exception):  # of torch.func, whose count is none any more
+            one.part_full = float(one.num_full) / one.numel() or 1.0  # nothing but zeros: not filled yet
     try:
         quiet = torch.autograd.set_detect_anomaly(False)  # else it warns of values that a copy has not
         with quiet, torch.enable_grad(), torch.device("meta"), _without_autocast(watched), watched, counter:
-            outputs = [leaf for leaf in _tensors(model(*args, **named)) if leaf.requires_grad]
+            given = _tensors(model(*args, **named))
+            watched.needless.returned(given)
+            outputs = [leaf for leaf in given if leaf.requires_grad]
             again.is_backward = watched.is_backward = True
             num_forward = watched.num_operators
             forward = int(counter.get_total_flops()), watched.num_bytes - watched.needless.bytes_left_out

@@ -231,7 +231,8 @@ class Attachment:
             if self._compiled_call.optimizer is not None:
                 self._compiled_step_ended()
             if self.session is not None and (calls := self.session.model_calls) is not None:
-                calls.backward_begins(args[0])
+                # The third and fourth argument behind these: whether a graph is made, and for which alone.
+                calls.backward_begins(args[0], bool(named.get("accumulate_grad")) and not any(args[3:5]))
             if not self._knows_position:
                 self._training_begins()
             is_outermost = self.backward_thread != self.training_thread()

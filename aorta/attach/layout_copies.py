@@ -25,6 +25,7 @@ class LayoutCopies:
     def __init__(self) -> None:
         self.num_at: Counter[StackFrame] = Counter()
         """Copies by line; a tensor that lies as asked for is not copied."""
+        self.num_bytes = 0
         self._put_on: dict[str, Any] = {}
 
     def begin(self) -> None:
@@ -40,8 +41,6 @@ class LayoutCopies:
         self._put_on.clear()
 
     def _counted(self, name: str, original: Callable[..., Any]) -> Callable[..., Any]:
-        num_at = self.num_at
-
         def method(tensor: Any, *args: Any, **named: Any) -> Any:
             found = original(tensor, *args, **named)
             if torch.compiler.is_compiling() or found is tensor or type(tensor) not in PLAIN:
@@ -50,7 +49,8 @@ class LayoutCopies:
                 caller = sys._getframe(1)
                 with suppress(RuntimeError):  # tensors of torch.func have no memory to point at
                     if not library_of(caller.f_code.co_filename) and found.data_ptr() != tensor.data_ptr():
-                        num_at[line_of(caller)] += 1
+                        self.num_at[line_of(caller)] += 1
+                        self.num_bytes += found.nbytes
             return found
 
         return method

@@ -69,14 +69,20 @@ class NeedlessBatches:
     def is_table(self, tokens: torch.Tensor) -> None:
         """Note how much of a table of tokens is padding.
 
-        Of a plain tensor alone: operators on a DTensor may be collectives, and the other ranks do not join.
-        Nothing is launched into a graph that the program captures.
+        Of rows of vectors, such as frames of sound, those of zeros. Of a plain tensor alone: operators on a
+        DTensor may be collectives, and the other ranks do not join. Nothing is launched into a graph that the
+        program captures.
         """
         if type(tokens) is not torch.Tensor:
             return
         devices = backend_of(tokens.device)
         if devices.is_device and devices.is_capturing():
             return
+        if tokens.dim() == 3 and tokens.is_floating_point():  # numbers of places for tokens
+            places = torch.arange(1, tokens.shape[1] + 1, device=tokens.device)
+            tokens = (tokens != 0).any(-1) * places
+            lengths = tokens.amax(1)  # where all are alike they are no padding, but places to be filled in
+            tokens = torch.where(lengths.min() < lengths.max(), tokens, places)
         if tokens.dim() == 2 and min(tokens.shape) > 1:
             sides = torch.stack([_padding(tokens), _padding(tokens.flip(1))])
             self._padding.append(sides)

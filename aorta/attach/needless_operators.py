@@ -2,7 +2,7 @@
 
 Scores of attention that is not fused; what is computed from nothing that changes from step to step; rows of
 a table that get a gradient and are not read; what torch.cat copies again in a loop; products with
-rows of one 1.
+rows of one 1, with matrices of zeros, and those of which a part is read.
 """
 
 from collections import Counter
@@ -20,6 +20,14 @@ LOOKUPS = ("embedding", "_embedding_bag")
 OF_SCORES = ("_softmax", "exp")
 GROWS = 8
 """Times its largest result, that torch.cat in a line copies of what it gave before: less is not named."""
+PICKS = ("index", "index_select", "gather")
+"""Operators that read as much of their first tensor as they give."""
+HANDS_ON = ("add", "add_", "_to_copy", "clone")
+KEEPS_ZEROS = ("_to_copy", "clone", "mul", "div")
+MOST_FULL = 0.01
+"""Part of a matrix that is not zero, up to which a sparse product takes less: each entry takes about
+PER_ENTRY times as long as one of a dense product."""
+PER_ENTRY = 10
 OF_FUSED_SCORES = "_safe_softmax"
 """What scaled_dot_product_attention is taken apart into where there is no data."""
 
@@ -35,6 +43,27 @@ class Table(NamedTuple):
     num_looked_up: int
     """At most: an index may name a row twice."""
     line: StackFrame | None
+
+
+class _Product:
+    """A product's result, and what of it is read."""
+
+    def __init__(self, result: torch.Tensor, flops: int, passes: int, line: StackFrame | None) -> None:
+        self.result, self.flops, self.passes, self.line = result, flops, passes, line
+        self.handed_on: list[torch.Tensor] = []
+        """Held, so that no other tensor gets their storages' numbers."""
+        self._read: dict[Any, int] = {}
+        """Entries, by place and shape."""
+
+    def read(self, one: torch.Tensor, picked: torch.Tensor | None = None) -> None:
+        """picked: of it, by numbers that nobody knows here."""
+        place = len(self._read) if picked is not None else (one.storage_offset(), one.shape, one.stride())
+        self._read[place] = (one if picked is None else picked).numel()
+
+    @property
+    def part_read(self) -> float:
+        """Of its entries. 1 where nothing was seen to read it: what does may not pass here."""
+        return min(sum(self._read.values()) / self.result.numel(), 1.0) if self._read else 1.0
 
 
 class NeedlessOperators:
@@ -64,6 +93,13 @@ class NeedlessOperators:
         """FLOPs of products that look rows of a matrix up, and bytes for their left operand, by line."""
         self._joined: dict[int, tuple[StackFrame | None, torch.Tensor]] = {}
         """Results of torch.cat that nothing has read yet, by storage, and their lines."""
+        self._products_read: dict[int, _Product] = {}
+        """By storage."""
+        self._full: dict[int, tuple[torch.Tensor, float]] = {}
+        """Matrices of nearly nothing but zeros, by storage, and the part that is not."""
+        self._zeros_at: dict[int, StackFrame | None] = {}
+        self.zeros = Counter[StackFrame | None]()
+        """FLOPs of products with these zeros, by line."""
         self._copied_again, self._largest = Counter[StackFrame | None](), Counter[StackFrame | None]()
         self._functions, self._unchanged = Counter[tuple[str, str]](), Counter[tuple[str, str]]()
         """Bytes of operators, by file and function: of all, and of those that compute from nothing new."""
@@ -79,12 +115,14 @@ class NeedlessOperators:
     ) -> None:
         """An operator of the forward pass. given: the tensors that it was called with. work: its FLOPs, and
         its bytes where it has none; both are 0 of views."""
-        self.see_bytes(given, result, work[1], work[0])
         at = line() if any(work) else None
+        name = func._overloadpacket.__name__
+        self._see_zeros(name, given, result, work[0], at)
+        self.see_bytes(given, result, work[1], work[0])
+        self._see_read(name, given, result, work, at)
         num_bytes = sum(one.nbytes for one in (*given, *_tensors(result)))
         if at is not None:
             self._functions[at.file, at.function] += num_bytes
-        name = func._overloadpacket.__name__
         for shape in map(_shape, given):
             if work[0] and shape in self._softmax:
                 self._scores.setdefault(shape, self._softmax[shape])
@@ -108,7 +146,12 @@ class NeedlessOperators:
         if num_bytes:
             self._bytes[_shape(max(moved, key=torch.Tensor.numel))] += num_bytes
         elif flops:
-            multiplied = [key for one in given if (key := one.untyped_storage()._cdata) in self._multiplied]
+            keys = [one.untyped_storage()._cdata for one in given]
+            for key in keys:
+                if key in self._full:
+                    zeros = 1 - PER_ENTRY * self._full[key][1]
+                    self.zeros[self._zeros_at.get(key)] += round(zeros * flops)
+            multiplied = [key for key in keys if key in self._multiplied]
             if multiplied:
                 self.one_hot[self._multiplied[multiplied[0]]] += flops
             for one in moved:
@@ -133,6 +176,20 @@ class NeedlessOperators:
         """By id of the parameter: those with dense gradients that nothing but an index reads."""
         return {key: table for key, table in self._tables.items() if key not in self._used_otherwise}
 
+    def returned(self, outputs: Iterable[torch.Tensor]) -> None:
+        """What the model gives is read."""
+        for one in outputs:
+            if (product := self._products_read.get(one.untyped_storage()._cdata)) is not None:
+                product.read(one)
+
+    @property
+    def unused(self) -> Counter[StackFrame | None]:
+        """FLOPs of products, forward and backward, for the part of their results that nothing reads."""
+        by_line = Counter[StackFrame | None]()
+        for product in {*self._products_read.values()}:
+            by_line[product.line] += round((1 - product.part_read) * product.flops * product.passes)
+        return by_line
+
     @property
     def grown_bytes(self) -> Counter[StackFrame | None]:
         """Read and written for results of torch.cat that nothing but the next one in the same line reads."""
@@ -143,6 +200,37 @@ class NeedlessOperators:
         """Whether its function computes next to nothing but what is the same in every step."""
         key = ("", "") if line is None else (line.file, line.function)
         return self._unchanged[key] > WHOLE * self._functions[key]
+
+    def _see_read(
+        self, name: str, given: list[torch.Tensor], result: Any, work: tuple[int, int], at: StackFrame | None
+    ) -> None:
+        """Views read nothing, and sums (of a bias) hand on."""
+        handed_on = False
+        for one in given if any(work) else ():
+            product = self._products_read.get(one.untyped_storage()._cdata)
+            is_sum = product is not None and name in HANDS_ON and result.numel() == product.result.numel()
+            if product is not None and is_sum and not handed_on:
+                handed_on = True
+                self._products_read[result.untyped_storage()._cdata] = product
+                product.handed_on.append(result)
+            elif product is not None:
+                product.read(one, result if name in PICKS and result.numel() < one.numel() else None)
+        if work[0]:
+            passes = 1 + sum(one.requires_grad and one.dim() > 1 for one in given)
+            for one in _tensors(result):
+                self._products_read[one.untyped_storage()._cdata] = _Product(one, work[0], passes, at)
+
+    def _see_zeros(
+        self, name: str, given: list[torch.Tensor], result: Any, flops: int, at: StackFrame | None
+    ) -> None:
+        for one in given:
+            key, part = one.untyped_storage()._cdata, getattr(one, "part_full", 1.0)
+            if part <= MOST_FULL:
+                self._full[key] = one, part
+            if key in self._full and name in KEEPS_ZEROS and result.numel() == one.numel():
+                self._full[result.untyped_storage()._cdata] = result, self._full[key][1]
+            if flops and key in self._full:
+                self._zeros_at.setdefault(key, at)
 
     def _see_joined(self, name: str, given: list[torch.Tensor], result: Any, at: StackFrame | None) -> None:
         for one in given:

@@ -539,6 +539,15 @@ class WorkOfStep(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Of `flops`, and of `bytes`: products with rows of one 1, which look rows of a matrix up."""
     one_hot_bytes: float = 0.0
     one_hot_at: StackFrame | None = None
+    zeros: float = 0.0
+    """Of `flops`: products with matrices of zeros, without what sparse ones would take."""
+    zeros_at: StackFrame | None = None
+    unused: float = 0.0
+    """Of `flops`: products, for the part of their results that nothing reads."""
+    unused_at: StackFrame | None = None
+    backwards: float = 0.0
+    """Of backward passes through operators that one of the step went through before; none of `flops`."""
+    backwards_at: StackFrame | None = None
     grown_bytes: float = 0.0
     """That torch.cat copies again of what it gave before, in a loop that joins parts one by one."""
     grown_at: StackFrame | None = None
@@ -564,6 +573,8 @@ class WorkOfStep(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Those with most operators."""
     copies: int = 0
     """By Tensor.contiguous, which lines of the program called on tensors that lie otherwise."""
+    copies_bytes: float = 0.0
+    """Of what they give."""
     copies_at: StackFrame | None = None
 
 

@@ -204,7 +204,7 @@ def test_a_loop_over_operators_between_the_model_and_its_loss_is_timed(num, foun
     calls.begin_step([torch.optim.SGD(model.parameters(), 0.1)], 0)
     output = model(torch.zeros(2, 4))
     loss = sum((output * k).sum() for k in range(num))
-    calls.backward_begins([loss])
+    calls.backward_begins([loss], True)
     loss.backward()
     calls.end_step()
     assert (calls.loss_loop is not None) is found
@@ -478,6 +478,9 @@ def measured(model, x):
         ([[0, 0, 3, 5], [0, 0, 0, 7]], (3 / 8, 1 / 4)),
         ([[5, 3, 2, 1], [7, 0, 0, 0]], (2 / 8, 0.0)),
         ([[0, 0, 0, 0], [0, 0, 0, 0]], (0.0, 0.0)),  # there are no tokens
+        ([[[5.0], [3.0], [0.0], [0.0]], [[7.0], [0.0], [0.0], [0.0]]], (3 / 8, 1 / 4)),
+        ([[[5.0], [5.0], [5.0]], [[5.0], [5.0], [5.0]]], (0.0, 0.0)),  # of what is no zero none
+        ([[[5.0], [0.0], [0.0]], [[5.0], [0.0], [0.0]]], (0.0, 0.0)),  # what a decoder fills in
     ],
 )
 def test_tokens_that_only_fill_rows_up(rows, found):
@@ -853,3 +856,84 @@ def test_a_product_that_looks_rows_up(form):
     assert work.one_hot == (0 if form == "smoothed" else 2 * 2 * B * S * VOCABULARY * D)
     assert (work.one_hot_at is None) == (form == "smoothed")
     assert work.model_at.outer_function == "test_a_product_that_looks_rows_up"
+
+
+class Chosen(nn.Module):
+    def __init__(self, form):
+        super().__init__()
+        self.form, self.layer = form, nn.Linear(D, VOCABULARY, bias=False)
+
+    def forward(self, x):
+        y = self.layer(x)
+        if self.form == "all, in parts":
+            return y[:, : S // 2], y[:, S // 2 :]
+        if self.form == "by numbers":
+            return y[:, torch.zeros(1, dtype=torch.long)], y[:, torch.ones(S - 1, dtype=torch.long)]
+        y = y + 1 if self.form == "the last of a sum" else y
+        return y[:, -1] if self.form.startswith("the last") else y
+
+
+@pytest.mark.parametrize("form", ["the last", "the last of a sum", "all", "all, in parts", "by numbers"])
+def test_a_product_of_which_a_part_is_read(form):
+    """Forward, and for the gradients of the input and of the weights."""
+    model, x = Chosen(form), torch.zeros(B, S, D, requires_grad=True)
+    work = worked(model, torch.optim.SGD(model.parameters(), 0.1), lambda: sum(map(torch.sum, model(x))))
+    assert work.unused == (3 * 2 * B * (S - 1) * D * VOCABULARY if form.startswith("the last") else 0)
+    assert not work.unused or work.unused_at.function == "Chosen.forward"
+
+
+class Neighbours(nn.Module):
+    def __init__(self, num_of_each):
+        super().__init__()
+        self.layer, rows = nn.Linear(D, D), torch.zeros(1000, 1000)
+        rows[:, :num_of_each] = 1
+        self.register_buffer("rows", rows)
+
+    def forward(self, x):
+        return (self.rows / 2) @ self.layer(x)
+
+
+@pytest.mark.parametrize("num_of_each", [5, 50])
+def test_a_product_with_a_matrix_of_zeros(num_of_each):
+    """Forward, and for the gradient of what it is multiplied with; each entry counts ten times."""
+    model, x = Neighbours(num_of_each), torch.zeros(1000, D)
+    work = worked(model, torch.optim.SGD(model.parameters(), 0.1), lambda: model(x))
+    assert work.zeros == (pytest.approx(0.95 * 2 * 2 * 1000 * 1000 * D) if num_of_each == 5 else 0)
+    assert not work.zeros or work.zeros_at.function == "Neighbours.forward"
+
+
+@pytest.mark.parametrize(
+    "form", ["each loss", "their sum", "set back between", "two models", "of the gradient", "a graph each"]
+)
+def test_backward_passes_through_the_same_operators(form):
+    """A trunk of two layers below two heads: the second pass has the trunk and one head, of which the
+    trunk was passed before; so 2 of 4 products."""
+    trunk, heads = nn.Sequential(nn.Linear(D, D), nn.Linear(D, D)), [nn.Linear(D, D) for _ in range(2)]
+    model = nn.ModuleList([trunk, *heads])
+    calls, optimizer = ModelCalls(), torch.optim.SGD(model.parameters(), 0.1)
+    for step in range(3):
+        calls.begin_step([optimizer], step)
+        model.zero_grad()
+        y = trunk(torch.ones(S, D))
+        ys = [trunk(torch.ones(S, D)), y] if form == "a graph each" else [y, y]
+        losses = [head(one).square().sum() for head, one in zip(heads, ys, strict=True)]
+        if form == "their sum":
+            losses = [sum(losses)]
+        elif form == "two models":
+            losses = [losses[0], heads[1](y.detach()).sum()]
+        elif form == "of the gradient":
+            grads = torch.autograd.grad(losses[0], [*heads[0].parameters()], create_graph=True)
+            losses = [losses[0] + sum(grad.square().sum() for grad in grads)]
+        for loss in losses:
+            calls.backward_begins([loss], True)
+            loss.backward(retain_graph=True)
+            if form == "set back between":
+                model.zero_grad()
+        calls.end_step()
+    calls.count()
+    of_trunk_and_heads = (2 + 2) * 2 * PRODUCT - PRODUCT  # backward, but for the gradient of the batch
+    if form == "each loss":
+        assert calls.work.backwards == pytest.approx(0.5 * of_trunk_and_heads)
+        assert calls.work.backwards_at.function == "test_backward_passes_through_the_same_operators"
+    else:
+        assert calls.work.backwards == 0

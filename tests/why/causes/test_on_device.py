@@ -404,6 +404,9 @@ def test_no_sentence_of_one_needless_work_is_said_of_another():
         (WorkOfStep(flops=4e9, bytes=10.0, scores_bytes=8.0), None, [("scores", 3.2)]),
         (WorkOfStep(flops=4e9, bytes=10.0, one_hot=1e9, one_hot_bytes=2.0), None, [("one_hot", 5.8)]),
         (WorkOfStep(flops=4e9, bytes=10.0, grown_bytes=8.0), None, [("grown", 3.2)]),
+        (WorkOfStep(flops=4e9, bytes=10.0, zeros=1e9), None, [("zeros", 5.0)]),
+        (WorkOfStep(flops=4e9, bytes=10.0, unused=1e9), None, [("unused", 6.0)]),
+        (WorkOfStep(flops=4e9, bytes=10.0, backwards=1e9), None, [("backwards", 4.8)]),
         (WorkOfStep(flops=4e9, bytes=10.0, unchanged=1e9, unchanged_bytes=2.0), None, [("unchanged", 5.8)]),
         # Written, and of the optimizer's 6 ms the part of its parameters.
         (WorkOfStep(flops=4e9, bytes=10.0, rows_bytes=5.0), None, [("rows", 5.0)]),

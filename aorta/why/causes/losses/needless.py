@@ -67,6 +67,34 @@ SPARE = 0.5
 """Of the device's memory, that must be free for activations to be kept."""
 
 
+KINDS = {
+    "again": "activations computed again",
+    "unread": "gradients that nobody reads",
+    "scores": "attention that is not fused",
+    "one_hot": "a matrix product with one-hot rows",
+    "zeros": "products with a matrix of zeros",
+    "unused": "results of products that nothing reads",
+    "backwards": "backward passes through the same operators",
+    "grown": "a tensor that torch.cat makes longer part by part",
+    "unchanged": "the same result computed in every step",
+    "twice": "the same batch forward once more",
+}
+"""Of WorkOfStep, whose fields are FLOPs, bytes and the line of each; which of them has the same ms is told by
+this order."""
+COPIES = "copies into another layout"
+PASSES_OF_A_COPY = 8
+"""On a CPU, which reads and writes in both passes, at half the rate of what lies in order: copies around the
+layers of a planted convolution net took 12.7 of 49 ms."""
+LARGE_COPIES = 0.15
+"""Of a step on a CPU: attention needs some between its heads."""
+WITH_BYTES = ("unread", "unused", "backwards")
+"""Of which FLOPs alone are counted: as much of the bytes goes with them."""
+BESIDE = ("backwards", "twice")
+"""What the FLOPs of the step do not hold, and its time does."""
+AS_SEEN = ("grown", "unchanged", "twice")
+"""As long as samples show their line, or all of its function."""
+
+
 def needless_work(judged: Run, account: Account) -> Iterator[CauseFinding]:
     """Without what is too little to name, which would take from what is."""
     for finding in _all_of_it(judged, account):
@@ -103,7 +131,7 @@ def _layout_copies(judged: Run, names: list[str], work: WorkOfStep) -> Iterator[
         ms = _time_of(judged, names) * min(work.copies / num, 1.0)
         facts = {
             "op": "layout",
-            "what": "copies into another layout",
+            "what": COPIES,
             "at": work.copies_at,
             "num_copies": work.copies,
         }
@@ -165,44 +193,47 @@ def _counted(judged: Run, account: Account, work: WorkOfStep) -> Iterator[CauseF
         weight = 0.0 if account.on_device else FLOPS_PER_BYTE
         return (flops + weight * num_bytes) / (work.flops + weight * work.bytes) * ms
 
-    def finding(op: str, what: str, at: StackFrame | None, lost_ms: Floats, **facts: object) -> CauseFinding:
-        return CauseFinding("compute", lost_ms, takes, facts={"op": op, "what": what, "at": at, **facts})
-
     def seen(at: StackFrame | None, line: int = 0) -> float:
         """ms of samples in the function of a line, or in the line itself; 0 on a device, which none show."""
         if at is None or account.on_device:
             return 0.0
         return sampled_ms(judged, at.file, at.outer_function, line)
 
+    def finding(op: str, what: str, at: StackFrame | None, lost_ms: Floats, **facts: object) -> CauseFinding:
+        return CauseFinding("compute", lost_ms, takes, facts={"op": op, "what": what, "at": at, **facts})
+
     used = _memory_used(judged)
-    if work.again and (not account.on_device or (used is not None and used[0] < SPARE * used[1])):
-        facts = {} if used is None else {"peak_bytes": used[0], "limit_bytes": used[1]}
-        facts["part"] = work.again / work.flops
-        lost_ms = part_ms(work.again, work.again_bytes)
-        yield finding("again", "activations computed again", work.again_at, lost_ms, **facts)
-    if work.unread:
-        part = work.unread / work.flops
-        yield finding("unread", "gradients that nobody reads", work.unread_at, part * ms, part=part)
+    same_at = None if work.unchanged_at is None else work.unchanged_at.text
+    facts_of: dict[str, dict[str, object]] = {
+        "again": {} if used is None else {"peak_bytes": used[0], "limit_bytes": used[1]},
+        "scores": {"moved_bytes": work.scores_bytes},
+        "grown": {"grown_bytes": work.grown_bytes},
+        "unchanged": {"same_at": same_at},
+    }
+    for op, what in KINDS.items():
+        flops, num_bytes = (float(getattr(work, name, 0.0)) for name in (op, f"{op}_bytes"))
+        part = flops / work.flops
+        if op == "again" and account.on_device and (used is None or used[0] >= SPARE * used[1]):
+            continue
+        lost_ms = part_ms(flops, part * work.bytes if op in WITH_BYTES else min(num_bytes, work.bytes))
+        if not lost_ms.any():
+            continue
+        at: StackFrame | None = getattr(work, f"{op}_at")
+        found = finding(op, what, at, lost_ms / (1 + part if op in BESIDE else 1), **facts_of.get(op, {}))
+        found.facts["part"] = part or None
+        is_line = op == "grown" and at is not None
+        seen_ms = seen(at, at.line if is_line and at is not None else 0) if op in AS_SEEN else 0.0
+        if seen_ms and (op != "unchanged" or work.unchanged_is_all):
+            found.more_ms = max(found.mean_ms - seen_ms, 0.0) if is_line else 0.0
+            found.ms = np.full_like(lost_ms, seen_ms)
+        yield found
+    if work.copies_bytes and not account.on_device:
+        lost_ms = part_ms(0.0, PASSES_OF_A_COPY * work.copies_bytes)
+        if lost_ms.mean() >= LARGE_COPIES * account.mean_step_ms:
+            yield finding("layout", COPIES, work.copies_at, lost_ms, num_copies=work.copies)
     if not account.on_device and LARGE * work.fp64 <= work.flops - work.fp64:
         part = work.fp64 / (work.flops + work.fp64)  # as they take twice as long
         yield finding("fp64", "work in fp64", work.fp64_at, part * ms, part=2 * part)
-    if work.scores_bytes:
-        lost_ms = part_ms(0.0, min(work.scores_bytes, work.bytes))
-        yield finding(
-            "scores", "attention that is not fused", work.scores_at, lost_ms, moved_bytes=work.scores_bytes
-        )
-    if work.one_hot:
-        lost_ms = part_ms(work.one_hot, work.one_hot_bytes)
-        part = work.one_hot / work.flops
-        yield finding("one_hot", "a matrix product with one-hot rows", work.one_hot_at, lost_ms, part=part)
-    if work.grown_bytes:
-        lost_ms, at = part_ms(0.0, work.grown_bytes), work.grown_at
-        what = "a tensor that torch.cat makes longer part by part"
-        grown = finding("grown", what, at, lost_ms, grown_bytes=work.grown_bytes)
-        if at is not None and (seen_ms := seen(at, at.line)):
-            grown.more_ms = max(grown.mean_ms - seen_ms, 0.0)
-            grown.ms = np.full_like(lost_ms, seen_ms)
-        yield grown
     alike = work.siblings
     if alike is not None and alike.at is not None and not account.on_device:
         # Forward without what they compute, and as much backward.
@@ -212,19 +243,6 @@ def _counted(judged: Run, account: Account, work: WorkOfStep) -> Iterator[CauseF
             num, ms_lost = alike.num, 2 * (1 - 1 / alike.num) * of_calls
             what = f"{num} modules {alike.module} called one by one"
             yield finding("siblings", what, alike.at, ms_lost, siblings=num, sibling_ms=seen_ms)
-    if work.unchanged or work.unchanged_bytes:
-        lost_ms = part_ms(work.unchanged, work.unchanged_bytes)
-        seen_ms = seen(work.unchanged_at) if work.unchanged_is_all else 0.0
-        lost_ms = lost_ms * (seen_ms / max(float(lost_ms.mean()), 1e-9)) if seen_ms else lost_ms
-        same_at = None if work.unchanged_at is None else work.unchanged_at.text
-        what = "the same result computed in every step"
-        yield finding("unchanged", what, work.unchanged_at, lost_ms, same_at=same_at)
-    if work.twice:
-        weight = 1 / (1 + work.twice / work.flops)  # what the step takes holds it
-        seen_ms = seen(work.twice_at)
-        lost_ms = weight * part_ms(work.twice, work.twice_bytes)
-        lost_ms = np.full_like(lost_ms, seen_ms) if seen_ms else lost_ms
-        yield finding("twice", "the same batch forward once more", work.twice_at, lost_ms)
     if work.padding:
         is_column = work.padding_columns >= HALF * work.padding
         part = work.padding_columns if is_column else work.padding
