@@ -51,6 +51,10 @@ WIDEST = 4.0
 """Factor above which an interval tells nothing."""
 
 
+TELLING = 0.1
+"""Of the step, below which what it takes at least tells nothing."""
+
+
 class CodeLine(msgspec.Struct, frozen=True, kw_only=True):
     """A line of the program, and what was seen there."""
 
@@ -124,7 +128,7 @@ class Cause(msgspec.Struct, frozen=True, kw_only=True):
         text = f"{self.subject}: {number(self.ms)} ms {of_what}, {percent(self.share)}{of_run}"
         if self.interval_ms is not None:
             text += f" [{number(self.interval_ms[0])}, {number(self.interval_ms[1])}]"
-        if self.bound_ms is not None:
+        if self.bound_ms is not None and self.bound_ms >= TELLING * self.ms / self.share:
             text += f"; without it {what} takes at least {quantity(self.bound_ms, 'ms')}"
         return text
 

@@ -1,6 +1,7 @@
 """From findings to causes: what each takes out of the account, with an interval; the largest first."""
 
 import math
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
@@ -26,9 +27,9 @@ from aorta.account.judge.judged import MOST_NUMBERS, last_holds_the_end, length_
 from aorta.account.judge.late import LateRank, steps_left_out
 from aorta.account.judge.occasional import Occasions, occasions, of_all_steps
 from aorta.account.judge.phases import line_of_evaluation
-from aorta.account.judge.stacks import sampled_in_modules, sampled_ms
+from aorta.account.judge.stacks import sampled_in_modules, sampled_ms, samples_of
 from aorta.account.model import Causes, Dataset, Run, once_of_run
-from aorta.account.numbers import quantity
+from aorta.account.numbers import counted, quantity
 from aorta.account.rows import positive
 from aorta.timeline.statistics import MIN_STEPS, estimate, side
 from aorta.timeline.types import TRACE_SOURCES
@@ -45,6 +46,7 @@ from aorta.why.causes.losses.waiting import left_out
 from aorta.why.causes.program import program_of, stack_of, without_in_force, workers_of
 from aorta.why.causes.rules import CauseRule, rules
 from aorta.why.causes.text import (
+    FEWEST_STEPS,
     fact_texts,
     filled,
     in_line,
@@ -61,11 +63,15 @@ from aorta.why.causes.whatifs import whatifs_of
 MOST_SHOWN = 5
 OF_KERNELS = ("compute", "imbalance")
 """Kinds of which a device's kernels are the measure: recording makes none of them longer."""
-OF_ONE_LINE = (("small_messages", "launch_bound"), ("program_code", "pause"), ("pause", "program_code"))
-"""A larger and a smaller kind that are one loss where both are in one line: what issues messages launches
-late as well, and what a line takes in all steps holds what it takes in slow ones."""
+OF_THEIR_LINE: tuple[CauseKind, ...] = (
+    *("small_messages", "program_code", "pause", "between_steps", "checkpoint", "optimizer", "memory"),
+)
+"""Kinds whose remedy is to do their line's work less often or otherwise: whatever else is lost in that line
+goes with it."""
 IN_AN_UPDATE = 8
 """Optimizer steps that learn from what was gathered before the first of them, at most."""
+SMALL_SHARE = 0.1
+"""Of the step, that slow steps which call the model may take, however seldom they come."""
 CALLS_THE_MODEL = 0.25
 """Of what was sampled in a line, that is in a module."""
 OF_HOSTS = ("synchronisation", "small_messages", "launch_bound", "program_code", "optimizer")
@@ -73,7 +79,9 @@ OF_HOSTS = ("synchronisation", "small_messages", "launch_bound", "program_code",
 ECHO = 0.4
 """Of a late rank, that what all hosts lose must be for it to be late by that."""
 OF_MESSAGES = ("small_messages", "transfer")
-OF_OWN_CODE = ("program_code", "between_steps", *OF_MESSAGES)
+OF_OPERATIONS = ("compute", "transfer")
+"""Kinds of which two in one line have remedies of their own."""
+OF_OWN_CODE = ("program_code", "between_steps", "checkpoint", *OF_MESSAGES)
 """Kinds of which two, one of them of messages, are one loss where both are in one function of the program or
 one calls the other: who leaves its messages out leaves out what prepares them."""
 FEW_STEPS_FACTOR = 2
@@ -92,6 +100,10 @@ BY_IDLE_TIME: tuple[CauseKind, ...] = (
     "program_code",
 )
 """Kinds that spans of the host or bytes do not bound."""
+IN_FORCE = re.compile(r"in force($|:)")
+"""In a remedy of which the best part is set already."""
+LEFT_IN_FORCE = 0.25
+"""Of the step, that a loss must be for what is left of such a remedy, which changes what is trained."""
 Named = tuple[Cause, dict[str, float]]
 """A cause, and what it takes of each cell."""
 
@@ -129,6 +141,8 @@ def found_causes(judged: Run, path: str = "RUN") -> Causes:
         return Causes([])
     if account.contradiction:
         return Causes([], cannot_tell=[account.contradiction])
+    if (num := account.step_ms.shape[1]) < FEWEST_STEPS and judged.source not in TRACE_SOURCES:
+        return Causes([], no_loss=[f"{counted(num, 'judged step')}: too few to name a cause."])
     rule_of, stack = rules(), stack_of(looked)
     ledger = Ledger(account)
     named: list[Named] = []
@@ -185,7 +199,8 @@ def _of_no_usual_step(cause: Cause, finding: CauseFinding, judged: Run, account:
     was_seen = finding.kind in SEEN or (finding.kind == "pause" and "op" not in finding.facts)
     slow, line = finding.occasions, cause.line
     if slow is not None:
-        is_short = finding.facts.get("op") == "slow_steps" and 0 < (slow.period or 0) <= IN_AN_UPDATE
+        is_short = cause.share < SMALL_SHARE or 0 < (slow.period or 0) <= IN_AN_UPDATE
+        is_short = is_short and finding.facts.get("op") == "slow_steps"
         if not is_short or line is None or sampled_in_modules(judged, line) < CALLS_THE_MODEL:
             return ""
         return (
@@ -244,7 +259,8 @@ def _once_a_line(named: list[Named], judged: Run | None) -> list[Named]:
             told.append((cause, taken))
             continue
         larger, its = told[place]
-        if _is_of_messages(larger, cause, judged) or _is_of_one_rank(larger, cause):
+        is_same = larger.kind == cause.kind or _is_of_one_rank(larger, cause)
+        if is_same or _is_of_messages(larger, cause, judged):
             told[place] = (
                 _with(larger, cause),
                 {name: its.get(name, 0.0) + taken.get(name, 0.0) for name in its | taken},
@@ -264,7 +280,8 @@ def _once_a_line(named: list[Named], judged: Run | None) -> list[Named]:
 def _is_of_messages(larger: Cause, cause: Cause, judged: Run | None) -> bool:
     """Whether one is of messages and both are of one function, or one of the line that calls the other's."""
     lines, kinds = [one.line for one in (larger, cause)], {larger.kind, cause.kind}
-    is_late = larger.is_waited_for or cause.is_waited_for
+    # Ranks that wait in a barrier behind a checkpoint wait for the one that saves.
+    is_late = (larger.is_waited_for or cause.is_waited_for) and "checkpoint" not in kinds
     if None in lines or is_late or not (kinds <= set(OF_OWN_CODE) and kinds & set(OF_MESSAGES)):
         return False
     first, second = lines
@@ -319,10 +336,12 @@ def _is_in(one: Named, other: Named, judged: Run | None) -> bool:
     larger, cause = one[0], other[0]
     if _is_of_messages(larger, cause, judged) or _is_of_one_rank(larger, cause):
         return True
-    if (larger.kind, cause.kind) not in OF_ONE_LINE or larger.line is None or cause.line is None:
+    if larger.line is None or cause.line is None or larger.line.text != cause.line.text:
         return False
+    if larger.kind == cause.kind:
+        return larger.kind not in OF_OPERATIONS
     is_apart = any(each.kind == "pause" and "compute" not in taken for each, taken in (one, other))
-    return not is_apart and (larger.line.text, larger.rank) == (cause.line.text, cause.rank)
+    return larger.kind in OF_THEIR_LINE and not is_apart and larger.rank == cause.rank
 
 
 def _of_left_out(
@@ -532,6 +551,8 @@ def cause_of(
             return None
         value, share = Worth(0.0, None, "no time is lost yet"), 0.0
     line = line_of(finding, judged)
+    if line is None and finding.facts.get("op") == "asleep" and _has_samples(judged):
+        return None  # it sleeps for no line of the program: torch's other threads may lack cores
     facts = fact_texts(finding, judged, step, path) | program_of(judged.record)[1]
     waited_ms = value.each_ms if finding.kind == "data_loading" else 0.0
     of_workers = workers_of(judged.record, len(judged.ranks), account.share("core_taken"), waited_ms)
@@ -563,6 +584,8 @@ def cause_of(
         and (change.rare is None or change.rare == value.is_rare)
         and filled(change.set, facts)
     )
+    if IN_FORCE.search(told := without_in_force(filled(change.set, facts), stack)) and share < LEFT_IN_FORCE:
+        return None
     more = MENDED_MORE if finding.kind in BY_IDLE_TIME and judged.source != "host" else MENDED_ERROR
     is_needless = finding.facts.get("origin") == "accumulated"
     less = MENDED_LESS if finding.kind in LESS and not is_needless else MENDED_ERROR
@@ -593,7 +616,7 @@ def cause_of(
         bound_ms=None if interval is None else max(account.own_step_ms - interval[1], 0.0),
         share=share,
         evidence=tuple(evidence),
-        change=without_in_force(filled(change.set, facts), stack),
+        change=told,
         check=filled(rule.check, facts) or rule.check,
         source=finding.source,
         line=line,
@@ -603,6 +626,10 @@ def cause_of(
         global_step=global_step,
         at_ms=at_ms,
     )
+
+
+def _has_samples(judged: Run) -> bool:
+    return samples_of(judged.whole or judged, judged.ranks[0]) is not None
 
 
 def _least_part(finding: CauseFinding, line: CodeLine | None, judged: Run) -> float:

@@ -20,10 +20,13 @@ from aorta.account.model import Causes, Dataset, Run
 from aorta.account.numbers import byte_text, counted, number, percent, quantity
 from aorta.records.stacks import StackFrame
 from aorta.timeline.statistics import MIN_STEPS
+from aorta.timeline.types import TRACE_SOURCES
 from aorta.why.causes.finding import CauseFinding
 
 LARGE_LOSS = 0.15
 """Part of the step, from which on a cell is no small loss, though no cause takes it."""
+FEWEST_STEPS = 3
+"""Of a run that are judged: one of two may be any step, and what is between them as well."""
 WORTH_NOTING = 0.02
 """Part of the step, from which on what no cause explains is said."""
 LEAST_NAMED = 0.005
@@ -147,7 +150,7 @@ def _reason_text(cell: str, dataset: Dataset, account: Account) -> str:
         return f"Its reason is not certain{_too_few(account)}."
     return (
         f"The host bounds the step: {num:,.0f} kernels and copies, whose launches alone explain little of it."
-        " More work in a launch (larger batches) hides it."
+        " Larger batches hide what does not grow with them."
     )
 
 
@@ -164,7 +167,12 @@ def nothing_text(dataset: Dataset, causes: Causes) -> str:
     is_lossy = any((loss.share or 0.0) >= LARGE_LOSS for loss in losses(dataset))
     phase = largest_beside_the_model(dataset.first)
     is_large_phase = phase is not None and phase.share >= LARGE_LOSS
-    is_nothing = account.is_measured and not (causes.cannot_tell or is_large or is_lossy or is_large_phase)
+    are_few = account.step_ms.shape[1] < FEWEST_STEPS and dataset.source not in TRACE_SOURCES
+    is_nothing = (
+        account.is_measured
+        and not are_few
+        and not (causes.cannot_tell or is_large or is_lossy or is_large_phase)
+    )
     text = NOTHING if is_nothing else "No cause is named."
     lost = losses_text(dataset)
     text += f" {lost[0].upper()}{lost[1:].removesuffix('.')}."

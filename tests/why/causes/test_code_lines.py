@@ -469,3 +469,18 @@ def test_a_gather_beside_ddp_has_no_remedy_of_its_gradients(tmp_path):
     cause = first_cause(folder)
     assert cause.kind == "transfer"
     assert cause.change.endswith("fewer steps that communicate: at main(), train.py:20")
+
+
+@pytest.mark.parametrize(
+    ("name", "doing", "kinds"), [("augment", "sleeps", ["pause"]), ("backward", "runs", [])]
+)
+def test_a_thread_sleeps_in_a_line_or_is_not_said_to(tmp_path, name, doing, kinds):
+    """10 ms that it neither runs nor is ready; samples that show no line of it show torch's other threads."""
+
+    def make(rank, step, noise):
+        return Host().work(40.0 * noise.gauss(1, 0.01)).comm(2.0), {"host_use": HostUse(32.0, 0.0)}
+
+    folder = run_of(tmp_path, make)
+    for rank in (0, 1):
+        write_stacks(folder, rank, COMMON, (name, "rest" if kinds else "backward", doing, 10.0))
+    assert [cause.kind for cause in causes(judge(load_run(folder, "run")))] == kinds

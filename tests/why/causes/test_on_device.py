@@ -484,10 +484,12 @@ AT = CodeLine(
         (("pause", "program_code"), "compute", "3.00 ms of it are program_code", 6.0, 4.0),
         (("pause", "program_code"), "blocked", None, 6.0, 4.0),
         (("launch_bound", "program_code"), "launch", None, 6.0, 4.0),
+        (("checkpoint", "transfer"), "wait", "3.00 ms more may go with it: transfer", 9.0, 1.0),
+        (("transfer", "transfer"), "transfer", None, 6.0, 4.0),
     ],
 )
 def test_what_two_causes_say_of_one_line_is_told_once(kinds, taken, told, high, bound):
-    """Messages and late launches, code and slow steps; not sleep, which is no part of code that runs."""
+    """What else is in the line of what a program does goes with it; not sleep, which is no part of code."""
     larger, smaller = (
         Cause(
             kind=kind, subject=kind, ms=ms, interval_ms=(2.0, 6.0), bound_ms=4.0, share=0.1, evidence=(),

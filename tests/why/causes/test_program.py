@@ -48,7 +48,7 @@ def slow_loader(rank, step, noise):
 
 def slow_optimizer(rank, step, noise):
     return (
-        Host().work(30.0 * noise.gauss(1, 0.01)).comm(2.0).work(12.0, "optimizer", "SGD", size=4 * MIB // 10)
+        Host().work(30.0 * noise.gauss(1, 0.01)).comm(2.0).work(24.0, "optimizer", "SGD", size=4 * MIB // 10)
     )
 
 

@@ -6,6 +6,7 @@ import pytest
 from aorta.account.judge.judged import judge
 from aorta.account.load.open import load_run
 from aorta.records.schema import HostUse, OverlapRecord
+from aorta.why.causes.rank import found_causes
 from tests.why.causes.runs import MIB, Host, causes, plain, run_of, waited
 
 STEPS = 42
@@ -215,3 +216,21 @@ def test_a_loss_that_few_of_the_timed_steps_have_is_sure_by_the_length_of_all(tm
     low, high = first.interval_ms
     assert low < 7.2 < high < 2 * low
     assert first.ms == pytest.approx(72 * 2 / 23, rel=0.05)
+
+
+@pytest.mark.parametrize(("taken_ms", "kinds"), [(0.0, ["late_rank"]), (30.0, ["core_taken"])])
+def test_a_rank_that_needs_more_of_a_core_is_named_where_others_leave_it_alone(tmp_path, taken_ms, kinds):
+    """40 ms of CPU against 28: a core that others use too is as much slower at the same work."""
+
+    def make(rank, step, noise):
+        cpu_ms = (28.0, 40.0)[rank]
+        host = Host().work(taken_ms + cpu_ms * noise.gauss(1, 0.01)).comm((14.0, 2.0)[rank])
+        return host, {"host_use": HostUse(cpu_ms, taken_ms)}
+
+    assert [cause.kind for cause in named(tmp_path / "run", make)] == kinds
+
+
+def test_no_cause_is_named_of_two_steps(tmp_path):
+    judged = judge(load_run(run_of(tmp_path, lambda *_: Host().work(30.0).after(300.0), steps=3), "a"), 1)
+    found = found_causes(judged)
+    assert (found.listed, found.no_loss) == ([], ["2 judged steps: too few to name a cause."])

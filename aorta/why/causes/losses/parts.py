@@ -132,13 +132,14 @@ def parts_of(run: Run, account: Account, small_launch_ms: float = 0.0) -> Parts:
         optimizer = ms_by_kind.get("optimizer", zero)
         bytes_of_optimizer = host.part(BYTES)
         size = np.full_like(zero, np.nan) if bytes_of_optimizer is None else bytes_of_optimizer
-        rate, stretch = BUSY_CPU_BYTES_PER_S, np.ones_like(zero)
+        rate, on_core = BUSY_CPU_BYTES_PER_S, np.ones_like(zero)
         if host.use is not None:
             rate, (cpu, taken) = CPU_BYTES_PER_S, host.use
-            stretch = np.divide(cpu + taken, cpu, out=stretch, where=cpu > 0)
-        ms_by_kind["optimizer"] = positive(optimizer - OPTIMIZER_PASSES * size / rate * 1e3 * stretch)
+            on_core = np.divide(cpu, cpu + taken, out=on_core, where=cpu + taken > 0)
+        own = optimizer * on_core  # where others have its core meanwhile, that is their time
+        ms_by_kind["optimizer"] = positive(own - OPTIMIZER_PASSES * size / rate * 1e3)
         if is_unfused:
-            ms_by_kind["optimizer"] = np.maximum(ms_by_kind["optimizer"], FUSED_SAVES * optimizer)
+            ms_by_kind["optimizer"] = np.maximum(ms_by_kind["optimizer"], FUSED_SAVES * own)
         work = cells.get("compute", zero) + cells.get("hidden", zero) + cells.get("blocked", zero)
         compute = work + cells.get("core_taken", zero) + positive(optimizer - ms_by_kind["optimizer"])
     asleep, ms_by_kind["core_taken"] = _own_threads(run, account, host)

@@ -244,9 +244,9 @@ def _late_rank(judged: Run, parts: Parts, left: Floats) -> Iterator[CauseFinding
     else:
         work, others_work = on_core.cpu_ms, on_core.others_cpu_ms
         facts["op"] = "sleeps" if on_core.sleeps else "works"
-    # A slower core is slower in every step.
+    # A slower core is slower in every step, and more so the more others run there.
     may_be_core = not parts.on_device and late.occasions is None and facts.get("op") != "sleeps"
-    if may_be_core and work < (1 + UNLIKE_CORES) * others_work:
+    if may_be_core and work < (1 + UNLIKE_CORES + parts.account.share("core_taken")) * others_work:
         return
     own = "compute" if facts.get("op") == "works" else own
     yield _finding_of(late, ranks[worst], of_one_rank(len(ranks), own, *ANY_CELL), facts, evidence)
