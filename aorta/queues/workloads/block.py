@@ -1,4 +1,4 @@
-"""A residual block of two matrix multiplies, forward and backward, into memory that the caller has.
+"""Parts of a residual block of two matrix multiplies, forward and backward, into memory that the caller has.
 
 Between them is a tanh: with a relu, bfloat16 and float64 would disagree about the sign of numbers near zero,
 and so about whole terms of the gradients.
@@ -15,14 +15,8 @@ KERNELS_FORWARD = 3
 KERNELS_BACKWARD = 5
 
 
-def forward(x_TD: Tensor, up_DF: Tensor, down_FD: Tensor, hidden_TF: Tensor, y_TD: Tensor) -> None:
-    """y = x + tanh(x up) down; hidden keeps tanh(x up) for the backward."""
-    hidden(x_TD, up_DF, hidden_TF)
-    torch.addmm(x_TD, hidden_TF, down_FD, out=y_TD)
-
-
 def hidden(x_TD: Tensor, up_DF: Tensor, hidden_TF: Tensor) -> None:
-    """tanh(x up): what a backward needs again."""
+    """tanh(x up)."""
     torch.mm(x_TD, up_DF, out=hidden_TF)
     hidden_TF.tanh_()
 
@@ -31,11 +25,6 @@ def backward_hidden(dy_TD: Tensor, hidden_TF: Tensor, down_FD: Tensor, dhidden_T
     """Gradient of x up, before the tanh."""
     torch.mm(dy_TD, down_FD.t(), out=dhidden_TF)
     torch.ops.aten.tanh_backward.grad_input(dhidden_TF, hidden_TF, grad_input=dhidden_TF)
-
-
-def backward_input(dy_TD: Tensor, dhidden_TF: Tensor, up_DF: Tensor, dx_TD: Tensor) -> None:
-    """dx = dy + dhidden upᵀ."""
-    torch.addmm(dy_TD, dhidden_TF, up_DF.t(), out=dx_TD)
 
 
 def backward_weights(
@@ -72,19 +61,14 @@ def gemm_flops(num_rows: int, dim: int, hidden_dim: int) -> float:
 
 
 def reference(
-    x_TD: Tensor, weights: Sequence[tuple[Tensor, Tensor]], dy_TD: Tensor | None = None
+    x_TD: Tensor, weights: Sequence[tuple[Tensor, Tensor]], dy_TD: Tensor
 ) -> tuple[Tensor, Tensor, list[tuple[Tensor, Tensor]]]:
-    """(y, dx, gradients of the weights) of a stack of blocks by autograd in float64, all rows at once.
-
-    Without dy the last two are of no use: (y, empty, []).
-    """
-    x = x_TD.detach().double().requires_grad_(dy_TD is not None)
+    """(y, dx, gradients of the weights) of a stack of blocks by autograd in float64, all rows at once."""
+    x = x_TD.detach().double().requires_grad_()
     doubles = [(up.double(), down.double()) for up, down in weights]
-    leaves = [weight.requires_grad_(dy_TD is not None) for pair in doubles for weight in pair]
+    leaves = [weight.requires_grad_() for pair in doubles for weight in pair]
     y = x
     for up, down in doubles:
         y = y + (y @ up).tanh() @ down
-    if dy_TD is None:
-        return y, x.new_empty(0), []
     dx, *gradients = torch.autograd.grad(y, [x, *leaves], dy_TD.double())
     return y.detach(), dx, list(zip(gradients[::2], gradients[1::2], strict=True))

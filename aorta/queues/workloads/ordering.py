@@ -1,4 +1,4 @@
-"""Work on streams: ordered by what it reads and writes, dealt to streams by role, replayed as a graph.
+"""Work on streams: ordered by what it reads and writes, dealt to streams by stage, replayed as a graph.
 
 Dataflow puts work on streams. Every piece names the buffers that it shares with other streams. A reader then
 follows the last writer, and a writer follows the last writer and everybody who has read since, in this
@@ -6,7 +6,7 @@ iteration or in the one before it: with sync mode `none` nothing else keeps iter
 what iteration i still reads.
 """
 
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -76,27 +76,6 @@ class Dataflow:
             return
         self._followed[stream, mark.stream] = mark.number
         self._context.streams.wait(stream, mark.event)
-
-
-def deal_streams(num_streams: int, limits: Sequence[int]) -> list[list[int]]:
-    """The streams of each role: 0 to num_streams − 1, dealt to the roles in turn, to none more than its
-    limit; a role's streams are neighbours in number.
-
-    Each role needs a stream and every stream must find a role: the workload's range of streams says so.
-    """
-    counts = [0] * len(limits)
-    left = num_streams
-    assert len(limits) <= left <= sum(limits), f"{left} streams for roles of at most {list(limits)}"
-    while left:
-        for role, limit in enumerate(limits):
-            if left and counts[role] < limit:
-                counts[role] += 1
-                left -= 1
-    roles, start = [], 0
-    for count in counts:
-        roles.append(list(range(start, start + count)))
-        start += count
-    return roles
 
 
 def stage_stream(stage: int, item: int, num_stages: int, num_streams: int) -> int:

@@ -12,14 +12,14 @@ from aorta.queues.workloads.comms_compute_overlap import OverlapOptions
 from aorta.queues.workloads.graph_subgraphs import SubgraphOptions
 from aorta.queues.workloads.hetero_kernels import HeteroOptions
 from aorta.queues.workloads.inputs_and_checks import TensorComparison, check, product_comparison
-from aorta.queues.workloads.ordering import deal_streams, stage_stream
+from aorta.queues.workloads.ordering import stage_stream
 from tests.queues.workloads.driver import driven
 
 EXPECTED = {
     "P0": {"hetero_kernels", "tiny_kernel_stress", "large_gemm_only"},
     "P1": {"comms_compute_overlap", "fsdp_tp", "moe", "continuous_batch"},
     "P2": {"graph_subgraphs"},
-    "P3": {"async_dataload", "zero_offload"},
+    "P3": {"async_dataload"},
 }
 
 
@@ -178,18 +178,6 @@ def test_some_tokens_find_no_room_at_their_expert():
     with driven(find("moe"), 3) as ran:
         ran.iterate(1)
         assert 0 < ran.workload.metrics()["dropped_share"] < 0.5
-
-
-@pytest.mark.parametrize(
-    ("num_streams", "limits", "expected"),
-    [
-        (3, [4, 4, 4], [[0], [1], [2]]),
-        (8, [4, 4, 4], [[0, 1, 2], [3, 4, 5], [6, 7]]),
-        (5, [1, 8], [[0], [1, 2, 3, 4]]),
-    ],
-)
-def test_streams_are_dealt_to_roles(num_streams, limits, expected):
-    assert deal_streams(num_streams, limits) == expected
 
 
 @pytest.mark.parametrize("num_streams", range(1, 25))
