@@ -38,6 +38,8 @@ ENDS_WITHIN_S = 1.0
 """Limit of the wait for asking threads as Python ends."""
 python_ends = threading.Event()
 """Set as Python ends, for asking threads to return."""
+_not_collecting: dict[object, int] = {}
+"""Who has turned garbage collection off and will turn it on again, with the thread."""
 
 
 def parallel_map(
@@ -240,10 +242,25 @@ def no_garbage_collection() -> Iterator[None]:
     For work that makes 1e5 objects without cycles, because looking at them takes longer than making them; for
     timed work, in which the pause would be the collector's; and for walks over frames of other threads.
     """
-    was_enabled = gc.isenabled()
-    gc.disable()
+    who = object()
+    if gc.isenabled() or _not_collecting:
+        _not_collecting[who] = threading.get_ident()
+        gc.disable()
     try:
         yield
     finally:
-        if was_enabled:
+        if _not_collecting.pop(who, None) is not None and not _not_collecting:
             gc.enable()
+
+
+def _collect_in_child() -> None:
+    """A fork copies the calling thread alone: what the others have turned off would stay off."""
+    others = [who for who, thread in _not_collecting.items() if thread != threading.get_ident()]
+    for who in others:
+        del _not_collecting[who]
+    if others and not _not_collecting:
+        gc.enable()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_collect_in_child)

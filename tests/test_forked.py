@@ -1,13 +1,15 @@
 """Calls in copies of the process: what they write, raise and leave behind."""
 
+import gc
 import os
 import signal
 import sys
+import threading
 
 import pytest
 
 from aorta.errors import ReportError
-from aorta.processes import forked
+from aorta.processes import forked, no_garbage_collection
 
 pytestmark = [
     pytest.mark.processes,
@@ -48,3 +50,28 @@ def test_a_call_whose_copy_was_killed_is_made_again_here(tmp_path):
 
     assert sorted(forked([killed_in_a_copy, int], 2)) == [0, 1]
     assert (tmp_path / "here").exists()
+
+
+def test_a_child_of_a_fork_collects_garbage_where_another_thread_has_turned_that_off_for_a_while():
+    is_off, may_end = threading.Event(), threading.Event()
+
+    def walk():
+        with no_garbage_collection():
+            is_off.set()
+            may_end.wait(30)
+
+    thread = threading.Thread(target=walk)
+    thread.start()
+    assert is_off.wait(30)
+    assert not gc.isenabled()
+    child = os.fork()
+    if not child:
+        os._exit(gc.isenabled())
+    with no_garbage_collection():
+        may_end.set()
+        thread.join()
+        assert not gc.isenabled()  # this walk goes on
+        if not (other := os.fork()):
+            os._exit(gc.isenabled())
+    assert gc.isenabled()
+    assert [os.waitstatus_to_exitcode(os.waitpid(one, 0)[1]) for one in (child, other)] == [1, 0]
