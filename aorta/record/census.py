@@ -124,13 +124,16 @@ class _Census:
 
     def _block(self, tensor: Any) -> tuple[int, int]:
         """Address and size of a tensor's memory on the device; 0, 0 where it has none, or it is counted."""
-        tensor = getattr(tensor, "_local_tensor", tensor)
+        size = 0
         try:
+            tensor = getattr(tensor, "_local_tensor", tensor)
             if not issubclass(type(tensor), torch.Tensor) or not self._is_here(tensor):
                 return 0, 0
+            if tensor.layout is torch.sparse_coo:  # a gradient of embeddings
+                size, tensor = tensor._indices().nbytes, tensor._values()
             block = tensor.untyped_storage()
-            address, size = block.data_ptr(), block.nbytes()
-        except Exception:  # sparse ones, those of a transform, of a subclass without memory
+            address, size = block.data_ptr(), size + block.nbytes()
+        except Exception:  # those of a transform, of a subclass without memory
             return 0, 0
         return (0, 0) if address in self._seen or not size else (address, size)
 

@@ -4,6 +4,7 @@ The exception's frames keep the program's variables, and with them graphs and ou
 An exception that the program caught and lived with is not looked at.
 """
 
+import gc
 import os
 import re
 import traceback
@@ -84,7 +85,7 @@ def note_nearness(
             allocated_bytes=None if memory is None else memory[0],
             unused_bytes=None if memory is None else memory[1] - memory[0],
             held=found.held,
-            is_whole=found.is_whole,
+            is_whole=found.is_whole and not gc.get_freeze_count(),
             expands_segments=_expands_segments(),
         )
         _write(folder, claim, rank, shortage)
@@ -106,6 +107,7 @@ def shortage_of(error: BaseException, step: RecordedStep | None) -> MemoryShorta
         phase = "forward"  # the loss, or what else the loop does before a backward pass
     has_begun = step is not None and step.body_end is None
     first_of_step = 0 if step is None else step.first_node if has_begun else LAST_NODE
+    gc.unfreeze()  # what the program has frozen is not among the objects that Python tells
     found = census(device, first_of_step, frames)
     called = _called(frames)
     module = found.module if phase == "backward" else _name_of(called)

@@ -62,7 +62,7 @@ class MemoryShortage(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     held: list[HeldMemory] = []
     """The most first; together at most allocated_bytes."""
     is_whole: bool = True
-    """False: looking took too long, and was left."""
+    """False: not all objects were looked at, for want of time or since the program has frozen some."""
     expands_segments: bool | None = None
 
 

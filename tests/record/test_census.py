@@ -65,6 +65,12 @@ def test_a_model_its_gradients_and_adams_two_moments_are_told_by_module(model):
     assert found["optimizer state", "1.up", "Adam"] == (2 * WEIGHT + 4, 3)  # and the number of the step
 
 
+def test_rows_of_a_sparse_gradient_count_with_their_places():
+    table = nn.Embedding(WIDTH, WIDTH, sparse=True)
+    table(torch.arange(BATCH)).sum().backward()
+    assert held()["gradients", "Embedding", ""] == (4 * BATCH * WIDTH + 8 * BATCH, 1)
+
+
 def test_activations_are_those_of_the_module_at_or_before_them(model):
     x = torch.ones(BATCH, WIDTH)
     loss = model(x).sum()

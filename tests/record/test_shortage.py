@@ -17,6 +17,12 @@ HOST_TEXT = "DefaultCPUAllocator: can't allocate memory: you tried to allocate 5
 GIB = 1 << 30
 
 
+@pytest.fixture(autouse=True)
+def _none_but_the_tests_objects(monkeypatch):
+    """Those of pytest stay frozen: they need not be asked."""
+    monkeypatch.setattr("gc.unfreeze", lambda: None)
+
+
 def caught(function):
     try:
         function()

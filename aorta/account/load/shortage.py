@@ -157,7 +157,7 @@ def _held(shortage: MemoryShortage, groups: list[_Group]) -> Iterator[str]:
         parts.append(f"besides {byte_text(shortage.unused_bytes)} reserved in pieces that are too small")
     if parts:
         yield f"held: {'; '.join(parts)}" + (
-            "" if shortage.is_whole else " (looking took too long: at least)"
+            "" if shortage.is_whole else " (not all was looked at: at least)"
         )
 
 
