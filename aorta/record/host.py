@@ -49,6 +49,9 @@ FULL_COLLECTION = 2
 """The generation of garbage that is noted; younger ones take microseconds."""
 TENSOR_WAITS = ("item", "tolist", "cpu", "__bool__", "__float__", "__int__")
 """Methods of a tensor that wait for the device."""
+MOST_SWITCHES = 200 if sys.version_info >= (3, 13) else sys.maxsize
+"""Times that they are taken off for steps that are not recorded. From Python 3.13 on, a class that was
+changed a thousand times has its attributes looked up anew at each use, for good: the program is slower."""
 CHECKPOINTS = (
     ("torch", "save"),
     ("torch.serialization", "save"),
@@ -84,6 +87,7 @@ class HostWatch:
         self._replaced: list[Replacement] = []
         self._replaced_waits: list[Replacement] = []
         """Apart, because they are on only in steps that are recorded."""
+        self._num_switches = 0
         self._handles: list[Any] = []
         self._collecting_since_ns = 0
         self._updating: dict[int, int] = {}
@@ -135,7 +139,7 @@ class HostWatch:
 
     def uninstall(self) -> None:
         """Put everything back."""
-        self.leave_waits()
+        self.leave_waits(for_good=True)
         _put_back(self._replaced)
         for handle in self._handles:
             handle.remove()
@@ -181,24 +185,30 @@ class HostWatch:
         """Note calls that wait for the device, too: any number of times a step."""
         if self._replaced_waits:
             return
-        waits = self._replaced_waits
-        for name in TENSOR_WAITS:
-            waits.append(_replace(torch.Tensor, name, self._tensor_wait(name, getattr(torch.Tensor, name))))
-        for owner, name in accelerator().host_waits():
-            waits.append(_replace(owner, name, self._wait(f"{owner.__name__}.{name}", getattr(owner, name))))
+        ours = [
+            (torch.Tensor, name, self._tensor_wait(name, getattr(torch.Tensor, name)))
+            for name in TENSOR_WAITS
+        ]
+        ours += [
+            (owner, name, self._wait(f"{owner.__name__}.{name}", getattr(owner, name)))
+            for owner, name in accelerator().host_waits()
+        ]
+        # Looked up before the first is replaced: a change counts where the class was used since the last one.
+        self._replaced_waits += [_replace(*one) for one in ours]
 
-    def leave_waits(self) -> None:
-        """Put the functions back that wait for the device."""
-        _put_back(self._replaced_waits)
+    def leave_waits(self, for_good: bool = False) -> None:
+        """Put the functions back that wait for the device; after MOST_SWITCHES only for good."""
+        if self._replaced_waits and (for_good or self._num_switches < MOST_SWITCHES):
+            self._num_switches += 1
+            _put_back(self._replaced_waits)
 
     def _tensor_wait(self, name: str, original: Function) -> Function:
         journal, wait = self._journal, self._waited
         function_name, is_on_device = name.strip("_"), accelerator().holds
 
         def call(self: torch.Tensor, *args: Any, **named: Any) -> Any:
-            if journal.current is None or not is_on_device(
-                self
-            ):  # CPU tensors are read often, and wait never
+            step = journal.current  # CPU tensors are read often, and wait never
+            if step is None or step.left_out is not None or not is_on_device(self):
                 return original(self, *args, **named)
             start_ns = monotonic_ns()
             try:
@@ -210,7 +220,8 @@ class HostWatch:
 
     def _wait(self, name: str, original: Function) -> Function:
         def call(*args: Any, **named: Any) -> Any:
-            if self._journal.current is None:
+            step = self._journal.current
+            if step is None or step.left_out is not None:
                 return original(*args, **named)
             start_ns = monotonic_ns()
             try:

@@ -17,10 +17,11 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils.data import DataLoader, TensorDataset
 
 import aorta
+from aorta.device.backend import accelerator
 from aorta.record.host import HostWatch, Phases, caller
 from aorta.record.journal import Journal
 from aorta.records.reader import read_steps
-from aorta.steps.notes import CollectiveCall, Group, HostNote, Mark, RecordedStep
+from aorta.steps.notes import LEFT_OUT, CollectiveCall, Group, HostNote, Mark, RecordedStep
 
 
 @pytest.fixture
@@ -154,6 +155,27 @@ def test_an_error_passes_and_what_was_replaced_is_put_back():
     assert kinds(journal) == ["backward"]
     watch.uninstall()
     assert (torch.save, torch.autograd.graph._engine_run_backward, len(gc.callbacks)) == before
+    assert "item" not in vars(torch.Tensor)
+
+
+def test_tensors_methods_are_switched_a_limited_number_of_times_and_then_stay_without_noting(monkeypatch):
+    """From Python 3.13 on, attributes of a class that has changed a thousand times are slow for good."""
+    monkeypatch.setattr("aorta.record.host.MOST_SWITCHES", 1)
+    monkeypatch.setattr("aorta.record.host.NOTED_WAIT_NS", 0)
+    monkeypatch.setattr(accelerator(), "holds", lambda _: True, raising=False)
+    journal = Journal()
+    journal.current = RecordedStep(0, 0, 0, None)
+    watch = HostWatch(journal)
+    for is_put_back in (True, False):
+        watch.watch_waits()
+        torch.ones(1).item()
+        watch.leave_waits()
+        assert ("item" not in vars(torch.Tensor)) is is_put_back
+    assert kinds(journal) == ["synchronisation"] * 2
+    journal.current = RecordedStep(1, 1, 0, None, left_out=LEFT_OUT)
+    torch.ones(1).item()
+    assert kinds(journal) == []
+    watch.uninstall()
     assert "item" not in vars(torch.Tensor)
 
 
