@@ -26,14 +26,25 @@ with suppress(Exception):  # no such function on another system
 
 
 class LockWatch:
-    """Of one thread that trains, over each sleep of the sampler, on whose thread it is made and asked."""
+    """Of one thread that trains, over each sleep of the sampler, on whose thread it is made and asked.
+
+    A sleep that is not late takes a reading and a clock for each of the program's threads, and no more.
+    """
 
     def __init__(self, thread: int) -> None:
         self.thread = thread
+        self._stat: int | None = None
         self._files: list[int] = []
-        self._before: dict[int, int] = {}
-        """CPU time of the program's other threads that run Python, as a sleep began."""
-        self._began_ns = self._delayed_ns = self._used_ns = self._slept_ns = 0
+        self._text = ctypes.create_string_buffer(96)
+        self._known: tuple[int, ...] = ()
+        """Ids of all threads that Python knows, to see when there are others."""
+        self._clocks: dict[int, int | None] = {}
+        """Of the program's other threads that run Python."""
+        self._before: list[int] = []
+        """Their CPU time as a sleep began."""
+        self._began_ns = self._delayed_ns = self._slept_ns = 0
+        self._since_ns = self._used_ns = 0
+        """When the one that trains was looked at last, and how long it had run or waited for a core."""
         number = getattr(_known().get(thread), "native_id", None)
         with suppress(OSError):
             if _read is not None and number is not None:
@@ -41,35 +52,57 @@ class LockWatch:
                 self._files.append(os.open(f"/proc/self/task/{number}/schedstat", os.O_RDONLY))
         if self._files and not self._use(0)[0]:
             self.close()  # this kernel does not count
+        with suppress(OSError):  # another system
+            self._stat = os.open(f"/proc/self/task/{number}/stat", os.O_RDONLY)
 
     def close(self) -> None:
         while self._files:
             os.close(self._files.pop())
+        stat, self._stat = self._stat, None
+        if stat is not None:
+            os.close(stat)
+
+    def is_ready(self) -> bool:
+        """Whether the kernel lists the thread that trains as one that runs or could."""
+        try:
+            text = b"" if self._stat is None else os.pread(self._stat, 256, 0)
+        except OSError:  # it has ended
+            return False
+        return text.rpartition(b") ")[2][:1] == b"R"
 
     def sleep_begins(self) -> None:
-        threads = [
-            ident
-            for ident, one in _known().copy().items()  # others add to it
-            if ident != self.thread and not one.name.startswith(OWN_THREADS)
-        ]
-        self._before = {ident: cpu_ns(clock_of(ident)) or 0 for ident in threads[:MOST_THREADS]}
-        if self._before and len(self._files) == 2:
-            self._began_ns = time.monotonic_ns()
-            self._delayed_ns, self._used_ns = self._use(0)[1], sum(self._use(1))
+        threads = _known().copy()  # others add to it
+        if (known := tuple(map(id, threads.values()))) != self._known:
+            self._known = known
+            others = [
+                ident
+                for ident, one in threads.items()
+                if ident != self.thread and not one.name.startswith(OWN_THREADS)
+            ]
+            self._clocks = {ident: clock_of(ident) for ident in others[:MOST_THREADS]}
+        if self._clocks and len(self._files) == 2:
+            self._before = [cpu_ns(clock) or 0 for clock in self._clocks.values()]
+            self._began_ns, self._delayed_ns = time.monotonic_ns(), self._use(0)[1]
+            if not self._since_ns:
+                self._since_ns, self._used_ns = self._began_ns, sum(self._use(1))
 
     def holder(self, asked_ns: int) -> int | None:
         """The thread that held the lock when a sleep of asked_ns was meant to end; None where nobody did."""
-        if not self._before or not self._began_ns:
+        began_ns, self._began_ns = self._began_ns, 0
+        now_ns = time.monotonic_ns()
+        late_ns = now_ns - began_ns - asked_ns
+        if not began_ns or late_ns < LATE_NS:
             return None
-        length_ns = time.monotonic_ns() - self._began_ns
-        late_ns = length_ns - asked_ns - (self._use(0)[1] - self._delayed_ns)
-        self._slept_ns += max(length_ns - (sum(self._use(1)) - self._used_ns), 0)
-        self._began_ns = 0
+        late_ns -= self._use(0)[1] - self._delayed_ns
         if late_ns < LATE_NS:
             return None
-        ran = {ident: (cpu_ns(clock_of(ident)) or 0) - ns for ident, ns in self._before.items()}
-        most = max(ran, key=lambda ident: ran[ident])
-        return most if ran[most] >= late_ns else None
+        used_ns = sum(self._use(1))
+        self._slept_ns += max(now_ns - self._since_ns - (used_ns - self._used_ns), 0)
+        self._since_ns, self._used_ns = now_ns, used_ns
+        ran = [
+            (cpu_ns(clock) or 0) - ns for clock, ns in zip(self._clocks.values(), self._before, strict=True)
+        ]
+        return max(zip(ran, self._clocks, strict=True))[1] if max(ran) >= late_ns else None
 
     def taken_ns(self, most_ns: int) -> int:
         """At most so long of what the thread that trains has slept: it waited for the lock no longer."""
@@ -79,10 +112,9 @@ class LockWatch:
 
     def _use(self, place: int) -> tuple[int, int]:
         """How long a thread has run, and waited for a core."""
-        text = ctypes.create_string_buffer(96)
         assert _read is not None
-        _read(self._files[place], text, 95, 0)
-        words = text.value.split()
+        _read(self._files[place], self._text, 95, 0)
+        words = self._text.value.split()
         return (int(words[0]), int(words[1])) if len(words) > 1 else (0, 0)
 
 

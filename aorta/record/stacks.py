@@ -40,9 +40,9 @@ from aorta.steps.notes import RecordedStep
 PERIOD_S = 0.05
 FIRST_PERIOD_S, NUM_FIRST = 0.02, 100
 """A short run needs an answer too: its first samples come faster, as far as FIRST_CPU_S allows."""
-CPU_SHARE, FIRST_CPU_S = 0.002, 0.02
+CPU_SHARE, FIRST_CPU_S = 0.001, 0.01
 """Part of a core that sampling may take, and what the first samples may take at once, which is made up for
-within 20 s; where a sample takes longer, samples come more rarely."""
+within 20 s; where a sample takes longer, samples come more rarely. The thread that trains waits as long."""
 MANY = 36_000
 """Samples (half an hour of them) after which they come more rarely the longer the run is: from then on each
 doubling of its length adds about 25,000."""
@@ -331,7 +331,7 @@ class StackSampler:
             time.sleep(PROBE_S)
             after_ns, length_ns = cpu_ns(clock), time.monotonic_ns() - began_ns
             if after_ns is not None and after_ns - before_ns < RUNNING * length_ns:
-                doing = _READY if _is_ready(clock) else _SLEEPS
+                doing = _READY if self._lock.is_ready() else _SLEEPS
         if node < 0 or not stopping.locked():
             return
         if holder is not None and frames[0][0].file == "torch" and phase in _NEEDS_LOCK:
@@ -439,14 +439,3 @@ def _walk(frame: FrameType | None, tree: StackTree) -> list[tuple[_Code, int]]:
         found.append((known, (frame.f_lineno or 0) if known.is_program else 0))
         frame = frame.f_back
     return found
-
-
-def _is_ready(clock: int | None) -> bool:
-    """Whether the kernel lists the thread as one that runs or could. The clock's id holds its number."""
-    if clock is None:
-        return False
-    try:
-        with open(f"/proc/self/task/{~(clock >> 3)}/stat", "rb", buffering=0) as file:
-            return file.read(256).rpartition(b") ")[2][:1] == b"R"
-    except OSError:
-        return False
