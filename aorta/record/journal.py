@@ -201,7 +201,7 @@ class Journal:
     def release_finished(self, at_most: int = 1000) -> None:
         """Drop the tensors of the oldest calls that were waited for or have ended. Never blocks."""
         in_flight = self._in_flight
-        for _ in range(at_most):
+        for _ in range(min(at_most, len(in_flight))):
             try:
                 work = in_flight[0]
             except IndexError:

@@ -45,6 +45,8 @@ LONGEST_S = 300.0
 twice the time of the one before."""
 KNOWN_FROM = 4
 """Block from which on the usual length of a step is known, where none was recorded since the first ones."""
+MANY_LEFT_OUT = 16
+"""Left-out steps after which CPU time of the recorder's own threads is read."""
 MOST_BLOCKS = 64
 LOOK_AFTER_NS = 250_000_000
 """Blocks, and time, after which a decision is looked for in steps that go on."""
@@ -112,7 +114,9 @@ class Sampling:
         self.own_threads_ns: Callable[[], int] = lambda: 0
         """Returns the CPU time of the recorder's own threads so far."""
         self._threads_ns: int | None = None
-        """That at the begin of the steps that are left out, while they last."""
+        """That at the begin of the steps that are left out, while they last, or since it was read last."""
+        self._threads_until = 0
+        """Place of the step at which it is read again."""
         self.was_slow = False
         """True: the step before the one that has begun took several usual lengths."""
         self._talk: _Talk | None = None
@@ -191,7 +195,10 @@ class Sampling:
         self._goes_until_ns = now_ns + LOOK_AFTER_NS
 
     def _count_threads(self, recorded: bool) -> None:
-        """Count what the recorder's own threads took while steps were left out."""
+        """Count what the recorder's own threads took while steps were left out: reading it takes 35 us."""
+        if not recorded and self._threads_ns is not None and self._place < self._threads_until:
+            return
+        self._threads_until = self._place + MANY_LEFT_OUT
         before_ns, self._threads_ns = self._threads_ns, None
         if before_ns is None and recorded:
             return
@@ -246,7 +253,8 @@ class Sampling:
     def interrupted(self) -> None:
         """Note that what follows is no step, or that the open one holds something rare: a checkpoint."""
         self._settle()
-        self._began_ns, self._goes_until, self._threads_ns = 0, -1, None
+        self._count_threads(recorded=True)
+        self._began_ns, self._goes_until = 0, -1
         self.meter.interrupted()
 
     def _ended(self, now_ns: int, cpu_ns: int, follows: bool) -> None:
