@@ -55,6 +55,7 @@ OFFERS = {
     "blocks": r"\bfully_shard (?:each block|whole)",
 }
 """What a remedy offers, by the name that says it is set."""
+BLOCKING = ("CUDA_LAUNCH_BLOCKING", "HIP_LAUNCH_BLOCKING")
 TORCH_OPTIMIZERS = frozenset(
     (
         *("Adadelta", "Adafactor", "Adagrad", "Adam", "AdamW", "Adamax", "ASGD", "LBFGS", "Muon", "NAdam"),
@@ -98,6 +99,28 @@ def without_in_force(change: str, names: frozenset[str]) -> str:
         if not any(re.search(pattern, part) for pattern in offered)
     ]
     return "".join(kept).rstrip(",; ") or "what is known to help is in force"
+
+
+def settings_text(effects: Mapping[str, str], judged: Run) -> str:
+    """'leave NCCL_P2P_DISABLE=1 out of the environment (...); ' of those that are set; '' of none."""
+    environment = _environment(judged)
+    if judged.source == "host":
+        environment = {name: value for name, value in environment.items() if not name.startswith("NCCL_")}
+    found = [
+        f"leave {setting} out of the environment, where nothing needs it: {effect}; "
+        for setting, effect in effects.items()
+        if environment.get(setting.partition("=")[0], "").upper() == setting.partition("=")[2]
+    ]
+    return "".join(found)
+
+
+def blocks_launches(judged: Run) -> bool:
+    """Whether each launch waits for its kernel."""
+    return any(_environment(judged).get(name) == "1" for name in BLOCKING)
+
+
+def _environment(judged: Run) -> Mapping[str, str]:
+    return getattr(judged.record, "environment", None) or {}
 
 
 def noted_program(run: RunRecord | None) -> Mapping[str, Any]:

@@ -43,7 +43,7 @@ from aorta.why.causes.finding import (
 from aorta.why.causes.losses.of_a_step import RARE, SEEN, findings
 from aorta.why.causes.losses.outside import outside_cause
 from aorta.why.causes.losses.waiting import left_out
-from aorta.why.causes.program import program_of, stack_of, without_in_force, workers_of
+from aorta.why.causes.program import program_of, settings_text, stack_of, without_in_force, workers_of
 from aorta.why.causes.rules import CauseRule, rules
 from aorta.why.causes.text import (
     FEWEST_STEPS,
@@ -616,7 +616,7 @@ def cause_of(
         bound_ms=None if interval is None else max(account.own_step_ms - interval[1], 0.0),
         share=share,
         evidence=tuple(evidence),
-        change=told,
+        change=settings_text(rule.settings, judged) + told,
         check=filled(rule.check, facts) or rule.check,
         source=finding.source,
         line=line,

@@ -1,6 +1,7 @@
 """Remedies name what the program has set, and do not offer what is in force."""
 
 import re
+from types import SimpleNamespace
 
 import msgspec
 import pytest
@@ -12,6 +13,7 @@ from aorta.why.causes.program import (
     OFFERS,
     STACKS,
     program_of,
+    settings_text,
     stack_of,
     told_by_kernels,
     without_in_force,
@@ -103,6 +105,21 @@ def broadcasts(rank, step, noise):
 )
 def test_advice_says_what_is_set_where(tmp_path, make, program, text):
     assert text in advice(tmp_path, make, **program)
+
+
+@pytest.mark.parametrize(
+    ("source", "environment", "text"),
+    [
+        ("kernels", {"NCCL_P2P_DISABLE": "1"}, "leave NCCL_P2P_DISABLE=1 out"),
+        ("kernels", {"NCCL_P2P_DISABLE": "0", "NCCL_DEBUG": "INFO"}, ""),
+        ("host", {"NCCL_P2P_DISABLE": "1"}, ""),  # gloo does not read it
+        ("host", {"TORCH_DISTRIBUTED_DEBUG": "detail"}, "leave TORCH_DISTRIBUTED_DEBUG=DETAIL out"),
+    ],
+)
+def test_what_slows_a_loss_down_in_the_environment_is_said_before_its_remedy(source, environment, text):
+    run = SimpleNamespace(source=source, record=SimpleNamespace(environment=environment))
+    assert settings_text(rules()["transfer"].settings, run).startswith(text)
+    assert bool(settings_text(rules()["transfer"].settings, run)) == bool(text)
 
 
 def test_objects_that_are_sent_in_every_step_are_named_with_what_to_send_instead(tmp_path):

@@ -42,6 +42,7 @@ from aorta.why.causes.losses.waiting import (
     uneven_batches,
     waiting,
 )
+from aorta.why.causes.program import blocks_launches
 
 MIN_OTHER_STEPS = 3
 WORTH_SAYING = 0.1
@@ -95,7 +96,7 @@ def findings(judged: Run, account: Account, slow: Occasions | None = None) -> li
     for find in (small_operators, loss_loop, needless_work):
         losses += find(judged, account)
     losses = _with_common(losses, [*program_code(judged, account), *_of_all_ranks(judged, parts)])
-    losses = _without_its_nature(losses, parts, code_in_model(judged))
+    losses = losses if blocks_launches(judged) else _without_its_nature(losses, parts, code_in_model(judged))
     for finding in slow_steps(judged, parts, slow):
         assert finding.occasions is not None
         if parts.on_device:
