@@ -645,10 +645,13 @@ def _least_share(rule: CauseRule, finding: CauseFinding, judged: Run) -> float:
     """Part of the step from which on it is named."""
     if finding.facts.get("is_proven") and rule.least_share_proven is not None:
         return rule.least_share_proven
+    on_cpu = judged.source == "host"
     for name in ("moves", "op"):
-        if (least := rule.least_share_by.get(str(finding.facts.get(name)))) is not None:
+        value = str(finding.facts.get(name))
+        least = rule.least_share_by.get(f"{value} on CPUs") if on_cpu else None
+        if (least := least or rule.least_share_by.get(value)) is not None:
             return least
-    if judged.source == "host" and rule.least_share_on_cpu is not None:
+    if on_cpu and rule.least_share_on_cpu is not None:
         return rule.least_share_on_cpu
     return rule.least_share
 

@@ -242,6 +242,14 @@ def test_an_evaluation_between_steps_counts_though_the_device_is_busy(tmp_path):
     assert first.global_step in (9, 19, 29)
 
 
+def test_what_the_device_computes_between_all_steps_is_no_time_between_them(tmp_path):
+    """A graph's replay returns at once: the host is between steps for as long as the device computes."""
+    found = named(
+        tmp_path / "run", lambda _, step, noise: (usual(noise).after(30.0, is_busy=True), used(3.0))
+    )
+    assert "between_steps" not in [cause.kind for cause in found]
+
+
 def test_a_report_begins_with_the_largest_cause_where_the_median_step_has_none_of_it(tmp_path):
     run = load_run(run_of(tmp_path / "run", evaluates, steps=STEPS), "a")
     single = dataset("a", [judge(run, 1)])
@@ -589,3 +597,15 @@ def test_a_rank_that_is_late_by_longer_batches_is_one_cause():
         ("imbalance", 0, "imbalance"),
     ]
     assert told[0].evidence == ("late_rank", "imbalance")
+
+
+def test_more_micro_batches_are_weighed_against_the_host(tmp_path):
+    """The host runs for 35 of 60 ms: four times the launches would take longer than what the bubble does."""
+
+    def stage(rank, step, noise):
+        return Host().work(30.0 * noise.gauss(1, 0.01)).comm(30.0, op="recv", size=8), used(35.0)
+
+    cause = named(tmp_path / "run", stage)[0]
+    assert cause.kind == "bubble"
+    assert "of the same size (a larger batch)" in cause.change
+    assert re.search(r"the host runs for 3\d.\d ms of a 6\d.\d ms step already", cause.change)

@@ -115,6 +115,12 @@ def parts_of(run: Run, account: Account, small_launch_ms: float = 0.0) -> Parts:
     ms_by_kind["between_steps"] = account.between_ms
     if account.on_device:
         compute = work = positive(host.metric("compute_ms"))
+        # What the device computes between all steps it was given in them; an evaluation is in some.
+        unusual = positive(account.between_ms - np.median(account.between_ms, axis=1, keepdims=True))
+        idle = sum(
+            (cells[name] for name in ("between_steps", "idle", "launch") if name in cells), start=unusual
+        )
+        ms_by_kind["between_steps"] = np.minimum(account.between_ms, idle)
         launch = cells.get("launch", zero)
         ms_by_kind["small_messages"] = np.minimum(small_launch_ms, launch)
         counts = [host.metric(name) for name in run.metrics if name.startswith("kernel_count.")]

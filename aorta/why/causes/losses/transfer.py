@@ -111,7 +111,7 @@ def transfer(judged: Run, parts: Parts, exposed: Exposed, details: Exposure | No
         *small,
         _shared_communicator(details, left),
         _no_prefetch(judged, parts, left, taken),
-        _bubble(judged, left, taken),
+        _bubble(judged, parts, left, taken),
     ):
         if finding is not None:
             finding.ms = np.minimum(finding.ms, left)
@@ -341,11 +341,13 @@ def _is_every_gradient(judged: Run) -> bool:
     return num >= MANY_CALLS and abs(calls - num) <= ABOUT * num
 
 
-def _bubble(run: Run, exposed: Floats, taken: dict[str, Floats]) -> CauseFinding | None:
+def _bubble(run: Run, parts: Parts, exposed: Floats, taken: dict[str, Floats]) -> CauseFinding | None:
     """Sends and receives that take longer than their bytes would: they wait for a neighbour in a pipeline."""
     best = _best_busbw(run)
     waited = np.zeros_like(exposed)
     facts: dict[str, object] = {"best": best}
+    if parts.on_device and parts.cpu_ms is not None:
+        facts["host_ms"] = float((parts.step_ms - parts.asleep_ms).mean(axis=1).max())
     longest = 0.0
     for op in sorted(POINT_TO_POINT):
         names = [f"{name}.{op}" for name in ("comm_ms", "exposed_ms", "bytes")]
