@@ -86,17 +86,15 @@ def make_lanes(
     num: int,
     groups: Sequence[Sequence[int]] | None = None,
     async_op: bool = False,
-    first: int = 0,
 ) -> list[Lane]:
     """`num` lanes over this rank's group among `groups` (all ranks where None), ready for use.
 
-    All ranks must call it alike. Lanes of one workload over the same ranks need different numbers: `first`
-    is the number of the first one. They are warmed up here: NCCL makes its connections at the first use.
+    All ranks must call it alike. They are warmed up here: NCCL makes its connections at the first use.
     """
     if context.group is None:
         return [Lane(None) for _ in range(num)]
     groups = groups or [range(context.world_size)]
-    lanes = [Lane(_own_group(context, groups, first + index), async_op) for index in range(num)]
+    lanes = [Lane(_own_group(context, groups, index), async_op) for index in range(num)]
     for lane in lanes:
         lane.all_reduce(torch.zeros(1, device=context.device))
         backend_of(context.device).synchronize(context.device)

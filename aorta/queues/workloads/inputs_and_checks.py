@@ -42,11 +42,6 @@ class Inputs:
         """[num_in, num_out], scaled so that a product with it keeps the variance."""
         return self.normal(name, (num_in, num_out), num_in**-0.5)
 
-    def up_and_down(self, number: int, dim: int, hidden_dim: int) -> tuple[Tensor, Tensor]:
-        """Weights of the feed-forward of that number: [dim, hidden_dim] and [hidden_dim, dim]."""
-        up = self.weight(f"up {number}", dim, hidden_dim)
-        return up, self.weight(f"down {number}", hidden_dim, dim)
-
     def zeros(self, shape: Sequence[int]) -> Tensor:
         """Zeros for results: memory from an earlier point of a sweep may hold the right ones already."""
         return torch.zeros(tuple(shape), dtype=self.dtype, device=self._context.device)

@@ -74,7 +74,8 @@ class Moe(CheckedWorkload):
 
     def _expert(self, number: int) -> tuple[Tensor, Tensor]:
         """Weights of an expert, numbered over all ranks."""
-        return self.inputs.up_and_down(number, self.dim, self.hidden)
+        up = self.inputs.weight(f"up {number}", self.dim, self.hidden)
+        return up, self.inputs.weight(f"down {number}", self.hidden, self.dim)
 
     def iteration(self, index: int) -> None:
         chunks = range(NUM_CHUNKS)
