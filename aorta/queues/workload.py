@@ -28,8 +28,7 @@ class WorkloadOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
 
 @dataclass(frozen=True)
 class Amount:
-    """Amount of an iteration on this rank, for throughput; ranks are added up. Equal for every stream count
-    unless `total_work` says no."""
+    """Amount of an iteration on this rank; ranks are added up. The same at every stream count."""
 
     operations: float
     """Kernels and collectives submitted."""
@@ -41,12 +40,10 @@ class Amount:
 
 @dataclass(frozen=True)
 class DeviceWork:
-    """Arithmetic and memory traffic of one iteration on this rank that no schedule can avoid."""
+    """Arithmetic of one iteration on this rank that no schedule can avoid."""
 
     flops: Mapping[str, float]
     """FLOPs of the matrix units, by data type as aorta/hardware/parts names them: bf16, fp16, tf32, fp32."""
-    bytes: float = 0.0
-    """Bytes to and from the device's memory."""
 
 
 @dataclass(frozen=True)
@@ -141,8 +138,6 @@ class Workload(ABC):
     min_streams: ClassVar[int] = 1
     max_streams: ClassVar[int] = 64
     uses_collectives: ClassVar[bool] = False
-    total_work: ClassVar[str] = "constant"
-    """Over a stream sweep: "constant", or the reason why it is not."""
     Options: ClassVar[type[WorkloadOptions]] = WorkloadOptions
 
     def __init__(self, context: Context, options: WorkloadOptions) -> None:

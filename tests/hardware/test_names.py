@@ -31,7 +31,7 @@ def test_a_device_is_looked_up_by_whole_words(device, part):
 
 
 def test_the_queue_probe_asks_the_same_look_up():
-    work = DeviceWork(flops={"bf16": 1e12}, bytes=0.0)
+    work = DeviceWork(flops={"bf16": 1e12})
     assert device_bound_ms(work, "NVIDIA H100 PCIe").value is None
     assert device_bound_ms(work, "NVIDIA H200").value == pytest.approx(1e15 / 9.894e14)
 

@@ -45,8 +45,9 @@ class Metric(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """Where it is not that of the point."""
 
 
-class Memory(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Memory of one rank over its timed iterations; None where there is no device."""
+class Memory(msgspec.Struct, frozen=True, kw_only=True):
+    """Memory of one rank over its timed iterations; None where there is no device. Earlier versions wrote a
+    further field, which is left out."""
 
     peak_allocated_bytes: int | None = None
     peak_reserved_bytes: int | None = None
@@ -55,7 +56,6 @@ class Memory(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     reserved_bytes: int | None = None
     device_used_bytes: int | None = None
     """All of the device's used memory: other processes, the communication library and the runtime too."""
-    device_total_bytes: int | None = None
     reason: str | None = None
 
 
@@ -139,7 +139,6 @@ class Scaling(msgspec.Struct, frozen=True, kw_only=True):
     workload: str
     configuration: dict[str, Value]
     """What its points share."""
-    total_work: str
     streams: list[int]
     baseline_streams: int
     """1, or the fewest that the workload can use: what speed-up and efficiency refer to."""
@@ -150,9 +149,6 @@ class Scaling(msgspec.Struct, frozen=True, kw_only=True):
     """Speed-up over what as many streams would give at best, streams / baseline_streams."""
     bound: list[float | None]
     """Greatest speed-up over baseline_streams if pieces did not slow each other down; None: no pieces."""
-    device_bound: list[float | None]
-    """Least time of an iteration at the device's peak rates over the time it took: 1 leaves nothing to gain.
-    None where the workload or aorta/hardware/parts does not say."""
     knee: int
     """Fewest streams with at least 95 % of the best throughput of the sweep."""
     knee_interval: tuple[int, int] | None

@@ -204,9 +204,10 @@ def _knee(scaling: Scaling) -> str:
         span = f" [{scaling.knee_interval[0]}, {scaling.knee_interval[1]}]"
     elif scaling.knee_reason:
         span = f" (no interval: {scaling.knee_reason})"
-    work = "the same work at every point" if scaling.total_work == "constant" else scaling.total_work
     base = "" if scaling.baseline_streams == 1 else f"; speed-up is over {scaling.baseline_streams} streams"
-    return f"  95 % of the best throughput from {scaling.knee} streams{span}; {work}{base}"
+    return (
+        f"  95 % of the best throughput from {scaling.knee} streams{span}; the same work at every point{base}"
+    )
 
 
 def questions(points: Sequence[Point], scaling: Scaling) -> list[str]:

@@ -211,7 +211,6 @@ def _memory(device: torch.device) -> Memory:
         allocated_bytes=gpu.memory.memory_allocated(device),
         reserved_bytes=gpu.memory.memory_reserved(device),
         device_used_bytes=total - free,
-        device_total_bytes=total,
     )
 
 

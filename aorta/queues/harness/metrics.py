@@ -264,13 +264,13 @@ def efficiency(together: Floats, compute: Floats, comm: Floats, serial: Floats) 
 
 
 def device_bound_ms(work: DeviceWork | None, device: str) -> Metric:
-    """Arithmetic at the data sheet's rate of the matrix units, or traffic at that of memory, whichever takes
-    longer; null with the reason where the workload or aorta/hardware/parts does not say.
+    """Arithmetic at the data sheet's rate of the matrix units; null with the reason where the workload or
+    aorta/hardware/parts does not say.
 
     device: as the driver names it.
     """
     if work is None:
-        return not_measured("ms", "the workload does not state its arithmetic and traffic")
+        return not_measured("ms", "the workload does not state its arithmetic")
     try:
         from aorta.hardware import hardware_name_of, load_hardware
     except ImportError as error:
@@ -286,8 +286,7 @@ def device_bound_ms(work: DeviceWork | None, device: str) -> Metric:
     if missing:
         return not_measured("ms", f"the rate of {name} is not known for {', '.join(missing)}")
     compute_s = sum(flops / hardware.compute.peak_flops[dtype] for dtype, flops in work.flops.items())
-    memory_s = work.bytes / hardware.memory.hbm_bytes_per_s
-    return Metric(value=1e3 * max(compute_s, memory_s), unit="ms", better="neither")
+    return Metric(value=1e3 * compute_s, unit="ms", better="neither")
 
 
 def switch_metrics(device: torch.device, streams: int) -> dict[str, Metric]:

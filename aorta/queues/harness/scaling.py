@@ -7,7 +7,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aorta.account.results.schema import Point, Scaling, streams_of, without_streams
-from aorta.queues.workloads import workloads
 from aorta.timeline.noise import inflation
 from aorta.timeline.statistics import MIN_STEPS
 
@@ -45,11 +44,9 @@ def _scaling(points: Sequence[Point]) -> Scaling:
     speedup = [rate / throughput[0] for rate in throughput]
     series = [np.max([run.iteration_ms for run in point.ranks], axis=0) for point in points]
     interval, reason = knee_interval(streams, throughput, series)
-    workload = workloads().get(str(first.configuration["workload"]))
     return Scaling(
         workload=str(first.configuration["workload"]),
         configuration=without_streams(first.configuration),
-        total_work=workload.total_work if workload else "",
         streams=streams,
         baseline_streams=streams[0],
         throughput=throughput,
@@ -57,7 +54,6 @@ def _scaling(points: Sequence[Point]) -> Scaling:
         speedup=speedup,
         efficiency=[rate * streams[0] / count for rate, count in zip(speedup, streams, strict=True)],
         bound=_over_first([_value(point, "placement_bound") for point in points]),
-        device_bound=[_value(point, "of_device_bound") for point in points],
         knee=knee(streams, throughput),
         knee_interval=interval,
         knee_reason=reason,

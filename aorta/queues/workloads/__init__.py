@@ -1,7 +1,7 @@
 """The workloads, one file each; a new file with a subclass of Workload is found by itself.
 
-Beside them lie what several are made of: how work gets onto streams (ordering), inputs, checks and stated
-work (inputs_and_checks), collectives (communication), and layers (decoder).
+Beside them lies what several are made of: how work gets onto streams (ordering), inputs, checks and stated
+work (inputs_and_checks), and collectives (communication).
 """
 
 import functools

@@ -136,8 +136,8 @@ def rate_alone_gb_s(pieces: Iterable[Piece], name: str, num_bytes: float) -> flo
     return num_bytes / (median(each_ms) * 1e6) if each_ms else None
 
 
-def matrix_work(dtype: torch.dtype, flops: float, num_bytes: float = 0.0) -> DeviceWork:
-    """flops of matrix multiplies in this type, num_bytes to and from the device's memory."""
+def matrix_work(dtype: torch.dtype, flops: float) -> DeviceWork:
+    """flops of matrix multiplies in this type."""
     names = {torch.bfloat16: "bf16", torch.float16: "fp16"}
     fp32 = "tf32" if torch.backends.cuda.matmul.allow_tf32 else "fp32"
-    return DeviceWork({names.get(dtype, fp32): flops}, num_bytes)
+    return DeviceWork({names.get(dtype, fp32): flops})

@@ -17,9 +17,9 @@ WIDEST = 0.012345
 def scaling(speedup: list[float], bound: list[float | None]) -> Scaling:
     count = len(speedup)
     return Scaling(
-        workload="made", configuration={}, total_work="constant", streams=list(range(1, count + 1)),
+        workload="made", configuration={}, streams=list(range(1, count + 1)),
         baseline_streams=1, throughput=speedup, unit="units/s", speedup=speedup,
-        efficiency=[WIDEST / 10] * count, bound=bound, device_bound=[None] * count, knee=1,
+        efficiency=[WIDEST / 10] * count, bound=bound, knee=1,
         knee_interval=None,
     )  # fmt: skip
 

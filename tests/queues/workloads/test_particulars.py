@@ -17,7 +17,7 @@ from tests.queues.workloads.driver import driven
 
 EXPECTED = {
     "P0": {"hetero_kernels", "tiny_kernel_stress", "large_gemm_only"},
-    "P1": {"comms_compute_overlap", "moe", "continuous_batch"},
+    "P1": {"comms_compute_overlap", "moe"},
     "P2": {"graph_subgraphs"},
     "P3": {"async_dataload"},
 }
