@@ -73,9 +73,12 @@ def replacing(path: Path | str, *, durable: bool = True) -> Iterator[BinaryIO]:
 
     An exception in the block or an OSError of the disk leaves `path` as it was, and nothing beside it.
     durable: the content is on the disk before the name is; a cache does without, since it can be made again.
-    A symbolic link named `path` is replaced, its target is not written.
+    A symbolic link named `path` is replaced, its target is not written. OSError for a device: root would lose
+    /dev/null.
     """
     path = Path(path)
+    if path.is_char_device() or path.is_block_device():
+        raise OSError(errno.EINVAL, "it is no regular file", str(path))
     # A random name and O_EXCL: a link that somebody put under the temporary name is not followed.
     temporary = path.with_name(f".{path.name[:40]}.{os.getpid()}.{secrets.token_hex(4)}.tmp")
     descriptor = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)

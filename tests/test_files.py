@@ -65,6 +65,15 @@ def test_a_link_under_the_very_temporary_name_is_refused(tmp_path, monkeypatch):
     assert not (tmp_path / "page").exists()
 
 
+def test_a_device_is_not_replaced(tmp_path, monkeypatch):
+    path = tmp_path / "null"
+    path.write_bytes(b"")
+    monkeypatch.setattr(type(path), "is_char_device", lambda self: True)
+    with pytest.raises(OSError, match="no regular file"):
+        write_whole(path, b"new")
+    assert path.read_bytes() == b""
+
+
 def test_a_name_of_the_longest_length_is_written(tmp_path):
     write_whole(tmp_path / ("n" * 255), b"x")
     assert names(tmp_path) == {"n" * 255}
