@@ -20,10 +20,10 @@ _STANDARD = tuple(
 def library_of(path: str) -> str:
     """'torch', 'lightning', 'python' for its standard library, 'aorta'; '' of the program's files.
 
-    What runs as `python -m package.module` is the program, wherever it is installed.
+    What runs as `python -m package.module` is the program, wherever it is installed; of aorta its loop alone.
     """
     name = _library_of(path)
-    return "" if name and name == _main_package() else name
+    return "" if name and name != OWN and name == _main_package() else name
 
 
 @cache

@@ -8,6 +8,8 @@ import sys
 import threading
 import time
 import weakref
+from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -18,6 +20,7 @@ from aorta.record import stacks as sampling
 from aorta.record.called_names import calls_of
 from aorta.record.journal import Journal
 from aorta.record.stacks import StackSampler, StackTree, _frames_of
+from aorta.records.libraries import library_of
 from aorta.records.stacks import DOING, STACK_PHASES, StackFrame, joined, read_stacks
 
 SECRET = "not to be kept"
@@ -366,6 +369,13 @@ def test_the_program_is_what_is_in_no_library():
     own = [frame for frame in frames if frame.is_program]
     line = in_no_phase.__code__.co_firstlineno + 1
     assert StackFrame(__file__, line, "in_no_phase", is_program=True) in own
+
+
+def test_of_aorta_its_training_loop_alone_is_the_program(monkeypatch):
+    monkeypatch.setattr(sys.modules["__main__"], "__spec__", SimpleNamespace(name="aorta.training.__main__"))
+    package = Path(sampling.__file__).parents[1]
+    assert library_of(str(package / "training" / "trainer.py")) == ""
+    assert library_of(sampling.__file__) == "aorta"
 
 
 @pytest.mark.skipif(not sampling.COLLECTS_IN_WALKS, reason="needs a Python before 3.12")
