@@ -40,6 +40,14 @@ def forked() -> None:
         attachment.pid = os.getpid()
 
 
+def end_by_interrupt() -> None:
+    """Let the process end by SIGINT where Ctrl-C ended the program: Python forgets that at the next exec of a
+    text, as of a dataclass, and would exit with 1. One that raises KeyboardInterrupt reminds it."""
+    if isinstance(getattr(sys, "last_value", None), KeyboardInterrupt):
+        with suppress(KeyboardInterrupt):
+            exec("raise KeyboardInterrupt")  # noqa: S102
+
+
 def guarded(hook: Callable[..., None]) -> Callable[..., None]:
     """Return the hook as one that never raises: if it fails, aorta prints one line and detaches."""
 
@@ -139,7 +147,6 @@ class Attachment:
         self._captured: Any = None
         """The graph that is being captured."""
         self._optimizer_device: Any = None
-        self._failure: tuple[Any, Any, Any] = (None, None, None)
         self.pending_targets = [] if settings.step_at is None else [settings.step_at]
 
     # -- installing ----------------------------------------------------------------------------
@@ -354,7 +361,6 @@ class Attachment:
             with suppress(Exception):  # what a program hands over may be anything
                 if error is not None and traceback is error.__traceback__:
                     traceback = without_frames_of_aorta(error)
-            self._failure = (kind, error, traceback)
             original(kind, error, traceback)
 
         self._replace(sys, "excepthook", excepthook)
@@ -749,10 +755,11 @@ class Attachment:
             try:
                 if self._compiled_call.optimizer is not None:
                     self._compiled_step_ended()
-                self.session.finish(self._failure)
+                self.session.finish()
             except Exception as error:
                 say(f"{type(error).__name__}: {error}; the last records may be missing")
             self.detach()
+            end_by_interrupt()
 
     def take_off(self, reason: str | None) -> None:
         """Leave the program alone from now on. reason: printed in one line; None: nothing is printed."""

@@ -195,9 +195,9 @@ class AttachedSession:
             if self._recorder is not None:
                 self._recorder.saved(msgspec.structs.replace(save, position=position))
 
-    def finish(self, failure: tuple[Any, Any, Any]) -> None:
-        """Close the recorder: the program or its process group ends. failure: as of sys.exc_info()."""
-        recorder = self._recorder
+    def finish(self) -> None:
+        """Close the recorder: the program or its process group ends."""
+        recorder, error = self._recorder, _uncaught()
         if recorder is None:
             return
         if self._cuts and not self._explicit and self._blind is None and self._cycle.is_first_iteration:
@@ -206,7 +206,7 @@ class AttachedSession:
             self._cuts.clear()
         open_step = None if self._open is None else self._open.step
         self._drop()
-        if open_step is not None and failure[1] is not None:
+        if open_step is not None and error is not None:
             recorder.journal.failed = open_step  # in which the program failed
         self._end_pause()
         if self._capture is not None:
@@ -218,8 +218,8 @@ class AttachedSession:
         self._describe(recorder)
         self._recorder = None
         Interception.give_way = None
-        recorder.__exit__(*failure)
-        if failure[1] is None:
+        recorder.__exit__(None if error is None else type(error), error, None)
+        if error is None:
             atexit.register(_left_after, recorder)
 
     def abandon(self) -> None:
@@ -621,6 +621,11 @@ class AttachedSession:
 
 def _left_after(recorder: Recorder) -> None:
     """Tell of an exception that ends the program after its process group, with which recording ended."""
-    error = getattr(sys, "last_exc", None) or getattr(sys, "last_value", None)
+    error = _uncaught()
     if error is not None:
         recorder.failed(error)
+
+
+def _uncaught() -> BaseException | None:
+    """What ends the program, whatever it has put for sys.excepthook; None at a prompt, which goes on."""
+    return None if hasattr(sys, "ps1") else getattr(sys, "last_value", None)

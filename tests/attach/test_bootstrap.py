@@ -1,6 +1,7 @@
 """The start of a Python below `aorta run`: hidden sitecustomize, finders of the program, what is loaded."""
 
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -51,3 +52,13 @@ def test_hooks_and_closing_lines_load_neither_torch_nor_the_recorder() -> None:
     )
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert result.stdout == "[]\n"
+
+
+@pytest.mark.processes
+def test_ctrl_c_ends_a_program_by_its_signal_whatever_runs_at_its_end() -> None:
+    code = (
+        "import atexit\nfrom aorta.attach.hooks import end_by_interrupt\n"
+        "atexit.register(lambda: (exec('1'), end_by_interrupt()))\nraise KeyboardInterrupt"
+    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, check=False)
+    assert result.returncode == -signal.SIGINT

@@ -380,6 +380,17 @@ def test_what_watches_the_end_of_the_process_is_taken_off(tmp_path: Path) -> Non
     assert (sys.excepthook, os._exit) == before
 
 
+def test_what_ends_a_program_is_known_whatever_hook_it_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    from aorta.attach import session
+
+    error = ValueError("planted")
+    monkeypatch.setattr(sys, "last_value", error, raising=False)
+    monkeypatch.setattr(sys, "excepthook", lambda *_: None)
+    assert session._uncaught() is error
+    monkeypatch.setattr(sys, "ps1", ">>> ", raising=False)
+    assert session._uncaught() is None
+
+
 @pytest.mark.heavy
 def test_a_session_that_is_taken_off_closes_its_sinks(
     client: ModuleType, group: None, tmp_path: Path
