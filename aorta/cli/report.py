@@ -231,6 +231,11 @@ def _stem(run: Path) -> str:
     return run.name if run.is_dir() else run.name.split(".")[0] or run.name
 
 
+def label_of(name: str) -> str:
+    """The name as a label: printable, at most 100 signs long."""
+    return "".join(sign if sign.isprintable() else "?" for sign in name)[-100:].strip() or "run"
+
+
 def _labels(runs: Sequence[Path], explicit: Sequence[str]) -> list[str]:
     """The given labels, else the folders' names, with as many parents as tell them apart."""
     if explicit:
@@ -240,7 +245,7 @@ def _labels(runs: Sequence[Path], explicit: Sequence[str]) -> list[str]:
     paths = [Path(os.path.abspath(run)) for run in runs]  # resolve() raises where links go in circles
     parts = [(*path.parts[:-1], _stem(path)) for path in paths]
     for depth in range(1, max(map(len, parts)) + 1):
-        labels = ["-".join(part.strip("/") for part in path[-depth:]) for path in parts]
+        labels = [label_of("-".join(part.strip("/") for part in path[-depth:])) for path in parts]
         if len(set(labels)) == len(set(parts)):
             break
     return labels

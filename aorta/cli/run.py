@@ -261,9 +261,9 @@ def _conclude(
         click.echo(f"aorta: another command records into {output}: this one recorded in {recorded}", err=True)
     try:
         if report:
-            from aorta.cli.report import report_folder, write_and_print
+            from aorta.cli.report import label_of, report_folder, write_and_print
 
-            labels = [recorded.resolve().name]
+            labels = [label_of(recorded.resolve().name)]
             write_and_print([recorded], labels, report_folder(recorded), open_page=open_page)
         for line in coverage_lines(read_run(recorded), recorded, kernels_asked):
             click.echo(line, err=True)

@@ -150,12 +150,13 @@ def _why(paths: tuple[Path, ...], selection: Selection, reading: RecordsReading,
     from aorta.account.judge.phases import phases_of
     from aorta.account.judge.profiles import told_differences
     from aorta.account.judge.sites import sites_of
+    from aorta.cli.report import label_of
     from aorta.timeline.types import TRACE_SOURCES
     from aorta.why.causes.rank import causes_of
     from aorta.why.causes.text import causes_text
 
     path = paths[0] if len(paths) == 1 else paths[0].parent
-    label = os.path.basename(os.path.realpath(path)) or "run"
+    label = label_of(os.path.basename(os.path.realpath(path)))
     run = reading.load(paths, label)
     if selection.steps is not None or selection.ranks is not None:
         run = selected(run, selection.steps, selection.ranks)
@@ -239,6 +240,8 @@ def _replay_traces_of(
     run: Path, changes: tuple[str, ...], selection: Selection, reading: RecordsReading, as_json: bool
 ) -> int:
     traces = run / "torch_profiler"
+    if not run.is_dir():
+        raise ReportError(f"there is no folder or trace {run}")
     if not traces.is_dir():
         raise ReportError(
             f"--if replays a traced step, and {run} holds no traces (torch_profiler/): trace one with"
@@ -397,4 +400,6 @@ def _ground_json(step: "StepGraph") -> dict[str, Any]:
 def _json(document: dict[str, Any]) -> str:
     import msgspec
 
-    return msgspec.json.format(msgspec.json.encode(document), indent=2).decode()
+    from aorta.records.seal import encoded
+
+    return msgspec.json.format(encoded(document), indent=2).decode()

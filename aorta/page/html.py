@@ -83,7 +83,7 @@ LINKS = {
 def write_page(path: Path | str, report: Report, shown: Shown | None = None) -> None:
     """Write report.html, whole or not at all."""
     try:
-        write_whole(path, page(report, shown).encode())
+        write_whole(path, page(report, shown).encode(errors="replace"))
     except OSError as error:
         raise ReportError(f"cannot write {path}: {error.strerror or error}") from error
 

@@ -5,6 +5,7 @@ streams.allgather.busy_ms, device.power_w. A number that was not measured is nul
 reasons of its row as JSON.
 """
 
+import os
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
 from itertools import islice
@@ -102,7 +103,8 @@ def _tables_of_run(
         rank_values = {name: run.metrics[name][row_of_rank] for name in by_op}
         for block in _blocks(run, rank):
             columns = _of_lines(block, ops)
-            columns |= {"label": _text(label, len(block)), "path": _text(str(run.path), len(block))}
+            path = os.fsencode(run.path).decode(errors="replace")
+            columns |= {"label": _text(label, len(block)), "path": _text(path, len(block))}
             columns["run"] = pa.array(np.full(len(block), index, dtype=np.int32))
             place, is_judged = _places(steps, column_order, block.integers("global_step"))
             if num_warmup is not None:

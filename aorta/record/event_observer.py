@@ -208,7 +208,7 @@ class EventObserver:
             if step.by_kernels:
                 step.kernels_lost = reason
             if self._journal.away is None:
-                logger.warning("nothing is timed: %s", reason)
+                logger.warning("aorta: nothing is timed: %s", reason)
             self._journal.away = reason
 
     # -- steps that kernel records time ------------------------------------------------------------

@@ -199,7 +199,7 @@ class KernelSource:
         except KernelRecordsUnavailable as error:
             self.reason = str(error)
             self.records = None
-            logger.warning("kernel records ended, events go on: %s", error)
+            logger.warning("aorta: kernel records ended, events go on: %s", error)
 
 
 class ProfilerWatch:

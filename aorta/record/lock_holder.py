@@ -57,10 +57,12 @@ class LockWatch:
 
     def close(self) -> None:
         while self._files:
-            os.close(self._files.pop())
+            with suppress(OSError):  # a program may close all files, as daemons do
+                os.close(self._files.pop())
         stat, self._stat = self._stat, None
         if stat is not None:
-            os.close(stat)
+            with suppress(OSError):
+                os.close(stat)
 
     def is_ready(self) -> bool:
         """Whether the kernel lists the thread that trains as one that runs or could."""

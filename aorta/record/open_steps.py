@@ -289,7 +289,7 @@ class OpenSteps:
 
     def _leave_out(self) -> None:
         if self.num_left_out == 0:
-            logger.warning("steps are shorter than the writing of their records: some are left out")
+            logger.warning("aorta: steps are shorter than the writing of their records: some are left out")
         self.num_left_out += 1
         self.gap = "steps were left out: their records could not be written in time"
         self.finish()

@@ -161,7 +161,7 @@ class Output:
             self.num_unresolved, self.num_lost = sending.num_unresolved, sending.num_lost
             if self.num_unresolved:
                 logger.warning(
-                    "rank %d: %d steps were still running on the device and are not recorded",
+                    "aorta: rank %d: %d steps were still running on the device and are not recorded",
                     self.rank,
                     self.num_unresolved,
                 )

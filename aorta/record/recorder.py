@@ -265,7 +265,7 @@ class Recorder:
         self.steps.closed = lambda step: output.keep(step, len(self.journal.closed))
         for warning in environment_warnings():
             if self.rank == 0:
-                logger.warning("%s", warning)
+                logger.warning("aorta: %s", warning)
         self._anchors.append(clock_anchor())
         self._sources.sites.write_to(self.output_dir / sites_name(self.rank), claim.run_id)
         self._sources.stacks.write_to(self.output_dir / stacks_name(self.rank), claim.run_id, claim.attempt)

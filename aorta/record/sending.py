@@ -318,7 +318,9 @@ class ProcessSink:
         if self._closed is None:
             num_lost = max(0, self._num_steps - (next_line_number(self._path) - self._first_number))
             logger.warning(
-                "the process that writes %s ended early; %d steps of it are missing", self._path, num_lost
+                "aorta: the process that writes %s ended early; %d steps of it are missing",
+                self._path,
+                num_lost,
             )
             return num_lost
         return self._num_steps - (self._closed.num_written or 0)
@@ -333,7 +335,7 @@ class ProcessSink:
             except (OSError, ValueError) as error:
                 self._is_gone = True  # a part of a frame may be on its way: nothing may follow it
                 what = "takes nothing" if isinstance(error, TimeoutError) else "is gone"
-                logger.warning("recording stopped: the process that writes %s %s", self._path, what)
+                logger.warning("aorta: recording stopped: the process that writes %s %s", self._path, what)
 
     def _write(self, data: bytes) -> None:
         """Write all of it into the pipe. Raises TimeoutError where the run ends and nothing is taken."""

@@ -15,7 +15,6 @@ from contextlib import nullcontext
 from pathlib import Path
 from types import CodeType, FrameType
 
-import msgspec
 import torch
 
 from aorta.files import regular_descriptor
@@ -24,7 +23,7 @@ from aorta.record.called_names import calls_of
 from aorta.record.journal import Journal
 from aorta.record.lock_holder import LockWatch, clock_of, cpu_ns
 from aorta.records.libraries import OWN, library_of
-from aorta.records.seal import sealed
+from aorta.records.seal import encoded, sealed
 from aorta.records.stacks import (
     DOING,
     NO_STEP,
@@ -379,7 +378,7 @@ class StackSampler:
             cpu_s=round(self._cpu_s, 6),
             elapsed_s=round(self._elapsed_s, 6),
         )
-        line = sealed(msgspec.json.encode(chunk), self._num_lines)
+        line = sealed(encoded(chunk), self._num_lines)
         descriptor = regular_descriptor(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW)
         with open(descriptor, "ab", buffering=0) as file:
             file.write(line)

@@ -17,6 +17,7 @@ import msgspec
 from aorta.errors import NOT_JSON
 from aorta.files import read_regular, regular_descriptor
 from aorta.records.files import LAUNCH_FILES
+from aorta.records.seal import encoded
 
 VARIABLE = "AORTA_LAUNCH_NOTES"
 """The environment variable that names the file of a launch."""
@@ -65,7 +66,7 @@ def note(path: Path, kind: Literal["failure", "signal", "end"], **fields: object
             path.parent.mkdir(parents=True, exist_ok=True)
         descriptor = regular_descriptor(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW)
         try:
-            os.write(descriptor, msgspec.json.encode(event) + b"\n")
+            os.write(descriptor, encoded(event) + b"\n")
         finally:
             os.close(descriptor)
 

@@ -5,9 +5,12 @@
 A reader sees lines that are missing, repeated, out of order or changed; a line is still one JSON object.
 """
 
+import json
 import re
 import zlib
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+import msgspec
 
 _TAIL = re.compile(rb',"line":(\d{1,18}),"crc32":"([0-9a-f]{8})"\}\s*$')
 _LONGEST = 64
@@ -18,6 +21,14 @@ class Seal(NamedTuple):
     """The line's number in its file, from 0."""
     is_whole: bool
     """The checksum fits."""
+
+
+def encoded(value: Any) -> bytes:
+    """JSON of a value. Of names and arguments that are no UTF-8, what is none is written as '?'."""
+    try:
+        return msgspec.json.encode(value)
+    except UnicodeEncodeError:
+        return json.dumps(msgspec.to_builtins(value), ensure_ascii=False).encode(errors="replace")
 
 
 def sealed(body: bytes, number: int) -> bytes:

@@ -21,6 +21,7 @@ from aorta.records.files import STATE_FILE, state_name, steps_name
 from aorta.records.reader import last_line
 from aorta.records.run_identity import process_start
 from aorta.records.schema import Ending, PositionSource, StepRecord
+from aorta.records.seal import encoded
 from aorta.records.secrets import redacted
 
 PAGE_BYTES = 2048
@@ -155,10 +156,10 @@ class StateFile:
                 os.pwrite(self._descriptor, _BLANK, 0)
 
     def write(self, state: ProcessState | LinesState) -> None:
-        data = msgspec.json.encode(state)
+        data = encoded(state)
         while isinstance(state, ProcessState) and len(data) >= PAGE_BYTES and state.saves:
             state = msgspec.structs.replace(state, saves=state.saves[1:])
-            data = msgspec.json.encode(state)
+            data = encoded(state)
         if len(data) >= PAGE_BYTES:
             return
         with suppress(OSError):

@@ -23,7 +23,7 @@ from aorta.records.files import RUN_FILES, STEPS_FILE, files_beside, steps_name
 from aorta.records.launches import own_notes
 from aorta.records.rotation import dropped_path, read_dropped, rotate
 from aorta.records.schema import RunRecord
-from aorta.records.seal import seal_of, sealed
+from aorta.records.seal import encoded, seal_of, sealed
 
 if TYPE_CHECKING:
     from aorta.records.columns import ColumnsWriter
@@ -64,7 +64,7 @@ class RunFolder:
         except OSError as error:
             if not self._warned:
                 self._warned = True
-                logger.warning("cannot write %s: %s", self.path / "run.json", error.strerror)
+                logger.warning("aorta: cannot write %s: %s", self.path / "run.json", error.strerror)
             return False
         return True
 
@@ -182,7 +182,9 @@ class LineWriter:
                 self._fail(error, now_s, len(lines))
                 return False
             if self._failed_s is not None:
-                logger.warning("recording goes on in %s; %d lines are missing", self.path, self.num_lost)
+                logger.warning(
+                    "aorta: recording goes on in %s; %d lines are missing", self.path, self.num_lost
+                )
                 self._failed_s = None
             if self._columns is not None:
                 for line in lines:
@@ -218,7 +220,7 @@ class LineWriter:
         """Count lines as lost, and cut the file back to its last whole line."""
         assert self._descriptor is not None
         if self._failed_s is None:
-            logger.warning("recording stopped: cannot write %s: %s", self.path, error.strerror)
+            logger.warning("aorta: recording stopped: cannot write %s: %s", self.path, error.strerror)
         self._failed_s = now_s
         self.num_lost += num_lines
         self.why_lost = error.strerror
@@ -244,7 +246,7 @@ class LineWriter:
         os.close(self._descriptor)
         self._descriptor = descriptor
         _take_lock(descriptor)
-        logger.warning("%s was removed while it was being written: written again, complete", self.path)
+        logger.warning("aorta: %s was removed while it was being written: written again, complete", self.path)
 
     def _rotate(self) -> None:
         """Replace the file by a smaller one; OSError leaves it as it was."""
@@ -289,12 +291,12 @@ def _copy(source: int, target: int, num_bytes: int) -> None:
 
 def write_json(path: Path | str, value: Any) -> None:
     """Write an indented JSON file; readers see the old content or the new one, never a part."""
-    write_whole(path, msgspec.json.format(msgspec.json.encode(value), indent=2) + b"\n")
+    write_whole(path, msgspec.json.format(encoded(value), indent=2) + b"\n")
 
 
 def write_sealed(path: Path | str, value: msgspec.Struct) -> None:
     """Write one sealed line of JSON, whole or not at all: a reader sees that it was changed or torn."""
-    write_whole(path, sealed(msgspec.json.encode(value), 0))
+    write_whole(path, sealed(encoded(value), 0))
 
 
 # -- the end of a file of lines ------------------------------------------------------------------------

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from aorta.cli import COMMANDS, main
+from aorta.cli.report import label_of
 from aorta.errors import BAD_INPUT, CANNOT_TELL, FINE, VIOLATED
 from aorta.records.writer import write_json
 from tests.cli.examples import ELSEWHERE, JSON, NO_RESULTS, QUIET, run
@@ -295,3 +296,8 @@ def test_doctor_answers_first_and_groups_what_it_found() -> None:
     assert lines[0] == "aorta is ready on this machine"
     titles = [line.strip() for line in lines[1:] if line.strip() and not line.startswith(" ")]
     assert titles == ["Required", "This machine", "Optional"]
+
+
+def test_a_folder_of_any_name_has_a_label():
+    assert label_of("caf\udce9\tone") == "caf??one"
+    assert label_of("x" * 99 + "ab") == "x" * 98 + "ab"

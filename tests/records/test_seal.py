@@ -5,7 +5,7 @@ import pytest
 
 from aorta.errors import RecordError
 from aorta.records.reader import read_steps
-from aorta.records.seal import seal_of, sealed
+from aorta.records.seal import encoded, seal_of, sealed
 from aorta.records.writer import LineWriter
 from tests.records.plain_records import step
 
@@ -21,6 +21,10 @@ def read(path, lines):
     path.write_bytes(b"".join(lines))
     notes = []
     return [record.global_step for record in read_steps(path, notes)], notes
+
+
+def test_what_is_no_utf_8_in_a_name_or_argument_is_written_with_a_mark():
+    assert msgspec.json.decode(encoded({"command": ["caf\udce9", "é"]})) == {"command": ["caf?", "é"]}
 
 
 def test_a_seal_is_the_end_of_one_json_object():

@@ -48,7 +48,7 @@ def test_a_full_disk_stops_recording_with_one_warning(caplog):
     with caplog.at_level(logging.WARNING):
         assert [writer.write(step(i)) for i in range(3)] == [False] * 3
     assert [r.getMessage() for r in caplog.records] == [
-        "recording stopped: cannot write /dev/full: No space left on device"
+        "aorta: recording stopped: cannot write /dev/full: No space left on device"
     ]
     assert not writer.recording
     assert (writer.num_written, writer.num_lost) == (0, 3)
