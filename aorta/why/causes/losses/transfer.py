@@ -25,7 +25,7 @@ from aorta.timeline.types import TRACE_SOURCES
 from aorta.why.causes.code_lines import beside_calls_ms
 from aorta.why.causes.finding import WAIT, CauseFinding, Floats
 from aorta.why.causes.losses.parts import Parts
-from aorta.why.causes.program import FLOATS, num_parameters, parameter_dtype
+from aorta.why.causes.program import FLOATS, bytes_of_optimizers, num_parameters, parameter_dtype
 
 MOVING: dict[tuple[str, ...], float] = {("transfer", "communication"): 1.0}
 DETAILED_STEPS = 24
@@ -178,7 +178,7 @@ def _facts_of(
     }
     if not exposed.is_split:
         facts["unsplit"] = "this includes waiting for late ranks: the ranks could not be matched"
-    if facts["moves"] in NEEDLESS and facts.get("origin") not in ("bucket", "unit", "gradients"):
+    if facts["moves"] in NEEDLESS and facts.get("origin") not in ("bucket", "unit", "gradients", "weights"):
         facts["origin"] = NEEDLESS[str(facts["moves"])]
     facts["is_proven"] = parts.on_device and _is_unhidden(judged, parts, op)
     return facts
@@ -311,7 +311,7 @@ def _small_messages(run: Run, exposed: Floats, details: Exposure | None) -> Iter
         per_call = float(saved.mean()) / float(facts["count"])  # type: ignore[arg-type]
         origin = _origin(run, details, op, of_small=True)
         facts |= {"per_call_ms": per_call, "origin": origin}
-        if origin == "program":
+        if origin in ("program", "weights"):
             facts |= _own_calls(run, op)
             if _are_asynchronous(run, op):
                 facts["waits"] = False
@@ -339,6 +339,14 @@ def _is_every_gradient(judged: Run) -> bool:
     num = num_parameters(judged.record)
     calls = judged.mean_of("count.all_reduce") or 0.0
     return num >= MANY_CALLS and abs(calls - num) <= ABOUT * num
+
+
+def _are_all_weights(judged: Run) -> bool:
+    """The program broadcasts as many bytes in a step as its optimizer updates: a rank with a part of the
+    optimizer's state, which others need the weights of, updates fewer."""
+    size = sum(row.bytes_per_step for row in sites_of(judged) if row.op == "broadcast")
+    all_bytes = bytes_of_optimizers(judged.record)
+    return all_bytes > 0 and abs(size - all_bytes) <= ABOUT * all_bytes
 
 
 def _bubble(run: Run, parts: Parts, exposed: Floats, taken: dict[str, Floats]) -> CauseFinding | None:
@@ -460,7 +468,8 @@ def _origin(judged: Run, details: Exposure | None, op: str, of_small: bool = Fal
             weights["unit" if module and has_units else "program"] += weight
     origin = max(weights, key=lambda origin: weights[origin], default="")
     by_hand = origin == "program" and op == "all_reduce" and _is_every_gradient(judged)
-    return "gradients" if by_hand else origin
+    are_weights = origin == "program" and op == "broadcast" and _are_all_weights(judged)
+    return "gradients" if by_hand else "weights" if are_weights else origin
 
 
 def _is_bucket(module: str) -> bool:
