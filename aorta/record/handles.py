@@ -1,5 +1,6 @@
 """The handle of a step that a training script holds."""
 
+import time
 from typing import TYPE_CHECKING, Any, Self
 
 import torch
@@ -15,6 +16,10 @@ if TYPE_CHECKING:
 
 profiler_is_on = torch._C._autograd._profiler_enabled
 """True while a torch.profiler of the program or of ours runs; costs nothing to ask."""
+
+
+def _nobody(global_step: int) -> None:
+    """Tell nobody."""
 
 
 class StepHandle:
@@ -55,9 +60,13 @@ class StepHandle:
 
     @uncompiled
     def __enter__(self) -> Self:
+        entered_ns = time.monotonic_ns()
+        companions, steps = self._recorder.companions, self._recorder.steps
         # Companions first: a profiler that starts now is not to count as the step's time.
-        self._recorder.companions.step_begins(self._step.global_step)
-        self._recorder.steps.begin(self._step)
+        companions.step_begins(self._step.global_step)
+        # They are told here: what the short way would have told them is told already.
+        if companions.may_change_steps or not steps.goes_on(_nobody, entered_ns, self._step):
+            steps.begin(self._step)
         if profiler_is_on():
             # A trace of this step then names it, and the reader assigns kernels to it.
             self._annotation = torch.profiler.record_function(f"{STEP_ANNOTATION}{self._step.global_step}")

@@ -195,16 +195,28 @@ class OpenSteps:
         if self._is_timed_for_now:
             self.find_device()
 
-    def goes_on(self, tell: Callable[[int], None], since_ns: int) -> bool:
+    def goes_on(
+        self, tell: Callable[[int], None], since_ns: int, following: RecordedStep | None = None
+    ) -> bool:
         """End the open step's window and begin the next step, where the overhead leaves both out.
 
-        A short loop does this thousands of times a second, so the open step's object becomes the next one.
-        Returns False, with nothing done, where there is more to do than that. tell: called with the number of
-        the step that ends. since_ns: when the hook that calls was entered.
+        A short loop does this thousands of times a second, so the open step's object becomes the next one
+        where nobody has made that (following). Returns False, with nothing done, where there is more to do
+        than that. tell: called with the number of the step that ends. since_ns: when the hook that calls was
+        entered.
         """
         journal = self._journal
         step, closed = journal.current, journal.closed
         if step is None or not self._is_plain or profiler_is_on() or len(closed) >= MOST_WAITING:
+            return False
+        if following is not None and (
+            step.body_end is None
+            or following.start is not None
+            or following.global_step != step.global_step + 1
+            or following.step != following.global_step
+            or following.tokens
+            or following.epoch
+        ):
             return False
         if (
             step.scalars
@@ -243,11 +255,17 @@ class OpenSteps:
         if len(closed) >= MANY_WAITING:
             self.closed(step)
         self._next_global_step, self._last_global_step = number + 2, number + 1
-        step.global_step = step.step = number + 1
+        if following is None:
+            step.global_step = step.step = number + 1
+            step.body_end, step.host_notes = None, []
+        else:
+            for name in _SHARED:
+                setattr(following, name, getattr(step, name))
+            following.rollbacks = step.rollbacks
+            step = journal.current = following
         step.start, step.host_start_ns, step.use_at_start = Mark(now_ns), now_ns, use
-        step.body_end = None
+        step.first_node = next_node()
         self._is_rare = False
-        step.host_notes = []
         self.began(number + 1)
         own_ns = time.monotonic_ns() - since_ns
         usual_ns = self._usual_own_ns or own_ns

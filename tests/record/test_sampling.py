@@ -319,3 +319,25 @@ def test_each_step_with_a_checkpoint_is_kept_from_the_usual_ones(tmp_path, monke
         step.__exit__(None, None, None)
     assert [number for number in range(12) if not went_on[number]] == [0, 5, 9]
     assert seen == [0, 5, 9]
+
+
+def test_steps_that_a_program_marks_have_the_same_lines_on_the_short_way(tmp_path, monkeypatch):
+    def lines(name, cheaply):
+        monkeypatch.setattr(Sampling, "goes_on", lambda *_: cheaply)
+        with record_every(aorta.instrument(tmp_path / name), 10**6) as recorder:
+            for number in (0, 1, 2, 3, 4, 5, 6, 9, 10, 11):  # one is logged, some are skipped
+                with recorder.step(global_step=number) as step:
+                    assert recorder.journal.current is step.step
+                    if number == 4:
+                        step.log(loss=0.5)
+        return [
+            msgspec.to_builtins(line) for line in read_steps(tmp_path / name / "rank_0_metrics.jsonl", [])
+        ]
+
+    short, long = lines("short", True), lines("long", False)
+    assert [line["global_step"] for line in short] == [0, 1, 2, 3, 4, 5, 6, 9, 10, 11]
+    for key in ("loss", "gap", "rollbacks"):
+        assert [line.get(key) for line in short] == [line.get(key) for line in long]
+    told = {"not_measured"}  # once for steps that are sent together
+    assert [set(line) - told for line in short] == [set(line) - told for line in long]
+    assert [line.get("loss") for line in short].index(0.5) == 4
