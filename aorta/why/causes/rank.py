@@ -100,6 +100,9 @@ BY_IDLE_TIME: tuple[CauseKind, ...] = (
     "program_code",
 )
 """Kinds that spans of the host or bytes do not bound."""
+NEED_A_LINE = ("asleep", "slow_steps")
+"""Losses that come with no period and are in no line of the program, though its stacks were sampled, are
+noise of the machine, torch's other threads that lack cores, or longer batches."""
 IN_FORCE = re.compile(r"in force($|:)")
 """In a remedy of which the best part is set already."""
 LEFT_IN_FORCE = 0.25
@@ -551,8 +554,8 @@ def cause_of(
             return None
         value, share = Worth(0.0, None, "no time is lost yet"), 0.0
     line = line_of(finding, judged)
-    if line is None and finding.facts.get("op") == "asleep" and _has_samples(judged):
-        return None  # it sleeps for no line of the program: torch's other threads may lack cores
+    if line is None and not value.often and finding.facts.get("op") in NEED_A_LINE and _has_samples(judged):
+        return None
     facts = fact_texts(finding, judged, step, path) | program_of(judged.record)[1]
     waited_ms = value.each_ms if finding.kind == "data_loading" else 0.0
     of_workers = workers_of(judged.record, len(judged.ranks), account.share("core_taken"), waited_ms)

@@ -177,6 +177,19 @@ def test_collections_are_not_named_again_as_the_programs_code(tmp_path, every, m
     assert [cause.kind for cause in causes(judge(load_run(folder, "run")))] == ["garbage_collection"]
 
 
+def test_slow_steps_in_no_line_are_told_where_they_come_with_a_period(tmp_path):
+    """Of 40 ms that every fifth step, or some, are longer by, stacks show the backward pass alone."""
+    for name, slow, kinds in (("every", range(0, STEPS, 5), ["pause"]), ("some", {3, 4, 9, 13, 24, 26}, [])):
+
+        def make(rank, step, noise, slow=slow):
+            return Host().work(30.0 * noise.gauss(1, 0.01) + 40.0 * (step in slow)).comm(2.0)
+
+        folder = run_of(tmp_path / name, make)
+        for rank in (0, 1):
+            write_stacks(folder, rank, COMMON)
+        assert [cause.kind for cause in causes(judge(load_run(folder, "run")))] == kinds
+
+
 def test_slow_steps_are_not_in_the_line_that_calls_backward(tmp_path):
     """Of 40 ms that every fifth step is longer by, stacks show more in the backward pass than elsewhere."""
 

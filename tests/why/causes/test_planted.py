@@ -57,6 +57,23 @@ def many_small(rank, step, noise):
     return host
 
 
+def small_ahead(is_async):
+    """20 calls beside which the program goes on, or for which it waits: 6 of 36 ms."""
+
+    def make(rank, step, noise):
+        host = Host().work(30.0 * noise.gauss(1, 0.01))
+        for _ in range(20):
+            host.comm(0.3, size=1024, is_async=is_async)
+        return host
+
+    return make
+
+
+@pytest.mark.parametrize(("is_async", "kinds"), [(False, ["small_messages"]), (True, [])])
+def test_small_calls_that_overlap_must_stick_out_by_more_on_a_cpu(tmp_path, is_async, kinds):
+    assert [cause.kind for cause in found(tmp_path / "run", small_ahead(is_async))] == kinds
+
+
 def many_barriers(rank, step, noise):
     host = Host().work(30.0 * noise.gauss(1, 0.01))
     for _ in range(40):

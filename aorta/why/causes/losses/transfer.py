@@ -314,7 +314,7 @@ def _small_messages(run: Run, exposed: Floats, details: Exposure | None) -> Iter
         if origin in ("program", "weights"):
             facts |= _own_calls(run, op)
             if _are_asynchronous(run, op):
-                facts["waits"] = False
+                facts |= {"waits": False, "moves": "asynchronous calls"}
         yield CauseFinding("small_messages", saved, MOVING, facts=facts)
 
 
