@@ -126,7 +126,6 @@ def stretch(job: Job, kind: str, folder: Path) -> Stretch:
     dist.barrier()
     time.sleep(PAUSE_S)
     times: list[Kernel] = []
-    first = job.next_step
     profiler = recorder = None
     with ExitStack() as tools:
         if kind in ("recorded", "both"):
@@ -134,6 +133,8 @@ def stretch(job: Job, kind: str, folder: Path) -> Stretch:
                 recorder = tools.enter_context(aorta.instrument(folder, kernels="on", overhead="off"))
             except InstrumentError as error:
                 print(f"{kind}: {error}", file=sys.stderr)
+        job.step(recorder)  # the records are the recorder's when a profiler comes, as in a run
+        first = job.next_step
         if kind in ("traced", "both"):
             profiler = tools.enter_context(profile(activities=[ProfilerActivity.CUDA]))
         for _ in range(SETTLING + JUDGED + 1):  # of a recording the last step may have no end
