@@ -335,7 +335,8 @@ def _prediction_text(predicted: "Prediction", steps: "Sequence[StepGraph]") -> s
 
 def _path_lines(parts: "Sequence[PathPart]", step_ms: float, max_parts: int = MOST_PARTS) -> list[str]:
     lines = [
-        f"  {part.ms:9.3f} ms {100 * part.ms / step_ms:5.1f} %  {part.kind:15s}"
+        f"  {part.ms:9.3f} ms {100 * part.ms / step_ms:5.1f} %"
+        f"  {part.kind.replace('launch_bound', 'host'):15s}"  # beside which the device may well be busy
         f" {part.subject[:58]}{f' (rank {part.rank})' if part.rank >= 0 else ''}"
         for part in parts[:max_parts]
     ]

@@ -96,6 +96,7 @@ def test_a_trace_without_steps_is_step_0(tmp_path):
     text = run("why", str(path)).output
     assert "critical path of the whole trace" in text
     assert "None" not in text
+    assert "launch_bound" not in text  # the device may be busy meanwhile
     assert "mark no steps" in fault_of("why", str(path), "--if", "gemm x0.5", "--steps", "3:4")
 
 
