@@ -5,10 +5,9 @@ also serve aorta.records.blocks, which reads many lines at a time.
 """
 
 import logging
-import math
 from collections.abc import Iterator
 from contextlib import contextmanager
-from io import FileIO
+from io import BytesIO, FileIO
 from pathlib import Path
 from typing import cast
 
@@ -95,13 +94,8 @@ class LineReader:
 
     def records(self, data: bytes) -> list[StepRecord]:
         """The records of a piece of the file, up to a line that was cut off."""
-        *ended, rest = data.split(b"\n")
-        records = []
-        for line in [*(line + b"\n" for line in ended), *([rest] if rest else [])]:
-            record = None if self.is_cut_off else self.record(line)
-            if record is not None:
-                records.append(record)
-        return records
+        records = (None if self.is_cut_off else self.record(line) for line in BytesIO(data))
+        return [record for record in records if record is not None]
 
     def close(self) -> None:
         """Note what the lines lack as a whole."""
@@ -234,14 +228,9 @@ def are_possible(block: StepTable) -> bool:
 
 
 def single_lines(path: Path | str) -> Iterator[bytes]:
-    try:
-        with open_regular(path) as file:
-            while line := file.readline(LONGEST_LINE):
-                if len(line) == LONGEST_LINE and not line.endswith(b"\n"):
-                    raise RecordError(f"{path} has a line of over {LONGEST_LINE >> 20} MB: no run writes one")
-                yield line
-    except OSError as error:
-        raise RecordError(f"cannot read {path}: {error.strerror}") from error
+    with opened_lines(path) as file:
+        for piece in whole_lines_of(file, path):
+            yield from BytesIO(piece)
 
 
 @contextmanager
@@ -254,12 +243,10 @@ def opened_lines(path: Path | str) -> Iterator[FileIO]:
         raise RecordError(f"cannot read {path}: {error.strerror}") from error
 
 
-def whole_lines_of(file: FileIO, path: Path | str, num_bytes: int | None = None) -> Iterator[bytes]:
-    """The next num_bytes of a file (None: all) in pieces that end with a line; the last may be cut off."""
+def whole_lines_of(file: FileIO, path: Path | str) -> Iterator[bytes]:
+    """The rest of a file in pieces that end with a line; the last may be cut off."""
     rest = b""
-    left = math.inf if num_bytes is None else num_bytes
-    while data := file.read(int(min(BLOCK_BYTES, left))):
-        left -= len(data)
+    while data := file.read(BLOCK_BYTES):
         end = data.rfind(b"\n") + 1
         if end:  # what follows the last newline waits for the rest of its line
             yield rest + data[:end]
