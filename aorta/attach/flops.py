@@ -30,6 +30,7 @@ from aorta.attach.layout_copies import LayoutCopies, line_of
 from aorta.attach.loss_loops import LossLoops
 from aorta.attach.needless_batches import NeedlessBatches, unwrapped
 from aorta.attach.needless_operators import NeedlessOperators, Table
+from aorta.attach.operators_by_line import OperatorsByLine
 from aorta.attach.program import program_frame
 from aorta.attach.repeated_backwards import RepeatedBackwards
 from aorta.device.backend import backend_of
@@ -37,9 +38,9 @@ from aorta.records.schema import (
     NO_CALL,
     NO_OPTIMIZER,
     UNLIKE,
+    LineOfWork,
     LossLoop,
     OperatorLoop,
-    SiblingModules,
     WorkOfStep,
 )
 from aorta.records.stacks import StackFrame
@@ -49,15 +50,13 @@ MOST_KINDS = 8
 MOST_MODULES = 20_000
 LEAST_ROWS = 64
 """Of a matrix, and columns, whose zeros are counted."""
-LOOP = 64
-"""Operators that one call of a module calls itself, not by modules in it, from which on it is a loop."""
 OF_OPERATORS = (
     *("scores_bytes", "grown_bytes", "unchanged", "unchanged_bytes", "one_hot", "one_hot_bytes"),
     *("zeros", "unused"),
 )
 """Of NeedlessOperators, by line, as WorkOfStep calls them."""
-SIBLINGS = 8
-"""Modules of equal shapes on the same input, from which on a loop calls them: not three projections."""
+MOST_LINES = 64
+"""That run.json has of a model."""
 TENSOR_AXES = ("tp", "tensor", "model", "mp")
 """Axes of device meshes whose ranks share the work of one model, and are given the same batch."""
 REFUSED_AXES = ("ep", "cp", "pp", "expert", "context", "pipeline")
@@ -112,9 +111,8 @@ class ModelCalls:
         """Of each step so far, by module: rows, tokens and entries that it was called with."""
         self._first = self._next = 0
         """Numbers of the first step, and of the one from which on another is noted."""
-        self.loop: OperatorLoop | None = None
         self.work: WorkOfStep | None = None
-        """Found by count(), as the loop."""
+        """Found by count()."""
         self.precision: str | None = None
         """In which most of the work is done, by autocast and the parameters' type."""
         self._copied, self._of_loss = LayoutCopies(), LossLoops()
@@ -398,10 +396,6 @@ class ModelCalls:
         except Exception as error:
             return None, _text_of(error)
         total = sum(self._times[key] * one.flops for key, one in counted.items())
-        loops = [(self._times[key] * one.loop.per_step, one.loop) for key, one in counted.items() if one.loop]
-        if loops and not _compiled_frames():  # which joins them
-            per_step, loop = max(loops, key=lambda entry: entry[0])
-            self.loop = msgspec.structs.replace(loop, per_step=per_step)
         with suppress(Exception):  # of what trains nothing, or of a copy that trains less
             if self._num_sharing > 1:
                 raise NotCountedError("what this rank does of the work is not told by lines")
@@ -419,12 +413,13 @@ class ModelCalls:
         flops, num_bytes, again_bytes = 0, 0, 0
         names = ("again", "fp32", "fp64", "unread", *OF_OPERATORS)
         sums, tables = {name: Counter[StackFrame | None]() for name in names}, dict[int, Table]()
-        siblings: list[SiblingModules] = []
+        loops, rows = list[OperatorLoop](), list[LineOfWork]()
         for key, kind in kinds.items():
             one, times, line = counted.get(key) or _counted(*kind), self._times[key], self._lines[key]
             of_kind = {"again": one.again, "fp32": one.fp32}
             if key in counted and not _compiled_frames():  # which joins operators
-                siblings += [_times(times, alike) for alike in one.siblings]
+                loops += [] if (loop := one.by_line.loop()) is None else [loop.times(times)]
+                rows += [row.times(times) for row in one.by_line.lines(line)]
                 of_kind |= {name: getattr(one.needless, name) for name in OF_OPERATORS}
             for number, table in one.needless.tables.items():
                 at = table.line or line
@@ -465,13 +460,22 @@ class ModelCalls:
             "backwards_at": backwards_at,
             "padding": padding,
             "padding_columns": columns,
-            "siblings": max(siblings, key=lambda alike: alike.operators, default=None),
+            "lines": sorted(_by_line(rows), key=lambda row: -row.bytes)[:MOST_LINES],
+            "loop": max(loops, key=lambda loop: loop.all_operators, default=None),
         }
         largest = max(counted, key=lambda key: self._times[key] * counted[key].flops)
         of_bytes["model_at"] = self._lines[largest]
         return {"flops": float(flops), **of_bytes, **lines, **of_batches, "unchanged_is_all": is_all} | {
             name: float(one.total()) for name, one in found.items()
         }
+
+
+def _by_line(rows: list[LineOfWork]) -> list[LineOfWork]:
+    """Those of one line in one."""
+    found: dict[StackFrame, LineOfWork] = {}
+    for row in rows:
+        found[row.at] = row if row.at not in found else found[row.at].plus(row)
+    return [*found.values()]
 
 
 # ---- a copy without data -----------------------------------------------------------------------------
@@ -633,7 +637,7 @@ class _Count(NamedTuple):
 
     flops: int
     """Without what is done again."""
-    loop: OperatorLoop | None
+    by_line: OperatorsByLine
     again: Counter[StackFrame | None]
     fp64: Counter[StackFrame | None]
     """Of products in fp64; None: in the backward pass, or of modules that no line of the program calls."""
@@ -645,7 +649,6 @@ class _Count(NamedTuple):
     needless: NeedlessOperators
     forward: tuple[int, int]
     """FLOPs, and bytes of operators that have none."""
-    siblings: list[SiblingModules]
 
 
 def _counted(
@@ -661,7 +664,8 @@ def _counted(
     counter = FlopCounterMode(
         display=False, custom_mapping={getattr(torch.ops.aten, "_grouped_mm", None): _grouped_mm}
     )
-    watched = _Watched(NeedlessOperators(constant, fuses))
+    by_line = OperatorsByLine(model, _counted.__code__)
+    watched = _Watched(NeedlessOperators(constant, fuses), by_line)
     again = _Again(counter, watched)
     states, handles = (random.getstate(), torch.get_rng_state()), again.watch(model)
     constant = [*constant]
@@ -675,7 +679,6 @@ def _counted(
             watched.needless.returned(given)
             outputs = [leaf for leaf in given if leaf.requires_grad]
             again.is_backward = watched.is_backward = True
-            num_forward = watched.num_operators
             forward = int(counter.get_total_flops()), watched.num_bytes - watched.needless.bytes_left_out
             if outputs:
                 torch.autograd.backward([output.real.float().sum() for output in outputs])
@@ -686,20 +689,12 @@ def _counted(
         torch.set_rng_state(states[1])
         for handle in handles:
             handle.remove()
-    loop = again.loop(watched.num_operators / max(num_forward, 1))
     flops = int(counter.get_total_flops()) - again.flops.total()
     needless = watched.needless
     num_bytes = watched.num_bytes - needless.bytes_left_out
     of_wide = watched.fp64, watched.fp32
-    return _Count(
-        flops, loop, again.flops, *of_wide, num_bytes, again.num_bytes, needless, forward, again.siblings
-    )
-
-
-def _times(num: int, one: SiblingModules) -> SiblingModules:
-    return msgspec.structs.replace(
-        one, operators=num * one.operators, flops=num * one.flops, bytes=num * one.bytes
-    )
+    of_bytes = num_bytes, again.num_bytes
+    return _Count(flops, by_line, again.flops, *of_wide, *of_bytes, needless, forward)
 
 
 @contextmanager
@@ -793,7 +788,7 @@ def _line() -> StackFrame | None:
 
 
 class _Again:
-    """FLOPs of modules that are called within a backward pass; forward, those that loop over operators."""
+    """FLOPs of modules that are called within a backward pass."""
 
     def __init__(self, counter: FlopCounterMode, watched: "_Watched") -> None:
         self._counter, self._watched = counter, watched
@@ -803,12 +798,6 @@ class _Again:
         self._lines: dict[int, StackFrame | None] = {}
         """That call each module forward."""
         self._depth = self._before = 0
-        self._inside: list[tuple[list[int], dict[Any, list[Any]]]] = []
-        """Of each module that is being called: operators before it, those of modules in it, FLOPs and bytes
-        before it; and modules that it called, those of equal shapes on one input together."""
-        self.siblings: list[SiblingModules] = []
-        self._loops: dict[str, list[int]] = {}
-        """By class: operators of all calls, the most of one that are its own."""
 
     def watch(self, model: Module) -> list[Any]:
         handles: list[Any] = []
@@ -817,55 +806,16 @@ class _Again:
             handles.append(module.register_forward_hook(self._leaves, always_call=True))
         return handles
 
-    def loop(self, passes: float) -> OperatorLoop | None:
-        """The class with most operators. passes: those of both passes, over those of forward."""
-        name = max(self._loops, key=lambda name: self._loops[name][0], default=None)
-        if name is None:
-            return None
-        num, per_call = self._loops[name]
-        return OperatorLoop(module=name, per_call=per_call, per_step=round(num * passes))
-
     def _enters(self, module: Module, *_: Any) -> None:
         if not self.is_backward:
             self._lines[id(module)] = _line()
-            self._inside.append(([self._watched.num_operators, 0, *self._done()], {}))
             return
         if self._depth == 0:
             self._before, self._bytes_before = int(self._counter.get_total_flops()), self._watched.num_bytes
         self._depth += 1
 
-    def _done(self) -> tuple[int, int]:
-        return int(self._counter.get_total_flops()), self._watched.num_bytes
-
-    def _see_sibling(self, module: Module, args: Any, num: tuple[int, ...]) -> None:
-        """Beside those that the module around it called before. num: operators, FLOPs, bytes."""
-        shapes = tuple(parameter.shape for parameter in module.parameters())
-        if shapes and args and isinstance(args[0], torch.Tensor):
-            alike = self._inside[-1][1].setdefault((type(module), shapes, id(args[0])), [args[0]])
-            alike.append((id(module), num, self._lines.get(id(module))))
-
-    def _note_siblings(self, called: dict[Any, list[Any]]) -> None:
-        for (cls, *_), (_, *calls) in called.items():
-            num = len({number for number, *_ in calls})
-            if num >= SIBLINGS:
-                sums = (sum(of) for of in zip(*(each for _, each, _ in calls), strict=True))
-                of_all = dict(zip(("operators", "flops", "bytes"), sums, strict=True))
-                self.siblings.append(SiblingModules(module=cls.__name__, num=num, at=calls[0][2], **of_all))
-
-    def _leaves(self, module: Module, args: Any, *_: Any) -> None:
-        if not self.is_backward and self._inside:
-            (before, of_inner, *done), called = self._inside.pop()
-            self._note_siblings(called)
-            num = self._watched.num_operators - before
-            own = num - of_inner
-            if own >= LOOP and not type(module).__module__.startswith("torch."):
-                found = self._loops.setdefault(type(module).__name__, [0, 0])
-                found[0], found[1] = found[0] + num, max(found[1], own)
-            if self._inside:
-                self._inside[-1][0][1] += num
-                of_call = (now - then for now, then in zip(self._done(), done, strict=True))
-                self._see_sibling(module, args, (num, *of_call))
-        elif self._depth:
+    def _leaves(self, module: Module, *_: Any) -> None:
+        if self._depth:
             self._depth -= 1
             if self._depth == 0:
                 num = int(self._counter.get_total_flops()) - self._before
@@ -876,11 +826,10 @@ class _Again:
 class _Watched(TorchDispatchMode):
     """Refuses what must not run, or would not be counted; routes tokens to experts evenly."""
 
-    def __init__(self, needless: NeedlessOperators) -> None:
+    def __init__(self, needless: NeedlessOperators, by_line: OperatorsByLine) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.needless = needless
+        self.needless, self._by_line = needless, by_line
         self._num_experts = 0
-        self.num_operators = 0
         self.is_backward = False
         self.num_bytes = 0
         self.num_off = 0
@@ -888,7 +837,6 @@ class _Watched(TorchDispatchMode):
         self.fp64, self.fp32 = Counter[StackFrame | None](), Counter[StackFrame | None]()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.num_operators += 1
         space, name = func.namespace, func._overloadpacket.__name__
         if any(isinstance(leaf, torch.Tensor) and _is_real_parameter(leaf) for leaf in tree_leaves(args)):
             raise NotCountedError("the forward pass uses parameters that its module does not hold")
@@ -922,8 +870,11 @@ class _Watched(TorchDispatchMode):
             by_line[None if self.is_backward else _line()] += flops
         if self.is_backward:
             self.needless.see_bytes(given, result, num_bytes, flops)
+            self._by_line.see_backward(flops, num_bytes)
         else:
             self.needless.see(func, args, given, result, (flops, num_bytes), _line)
+            made = [leaf for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor)]
+            self._by_line.see(func, given, made, (flops, num_bytes))
         return result
 
     def _nonzero(self, mask: torch.Tensor) -> torch.Tensor:

@@ -4,9 +4,11 @@ Plain data for run.json, so that advice can say what is set where, and not offer
 described when they are made and not kept. Imports nothing heavy: hooks.py loads it with torch.
 """
 
+import linecache
 import os
 import sys
 import weakref
+from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any
 
@@ -14,6 +16,7 @@ from aorta.records.libraries import library_of
 
 MOST = 32
 """Descriptions of a kind that are kept; a program may make a loader in every epoch."""
+SIBLINGS = "/sys/devices/system/cpu/cpu{}/topology/thread_siblings_list"
 FSDP_MODULE = "torch.distributed.fsdp._fully_shard._fsdp_param_group"
 LOADER_ARGUMENTS = ("num_workers", "batch_size", "pin_memory", "persistent_workers", "prefetch_factor")
 OPTIMIZER_ARGUMENTS = ("foreach", "fused", "capturable")
@@ -117,6 +120,8 @@ class ProgramNotes:
             "cuda_graphs": any(isinstance(one, dict) and one.get("triton.cudagraphs") for one in configs),
             "num_threads": torch.get_num_threads(),
             "num_cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+            "num_whole_cores": _whole_cores(),
+            "threads_at": _line_with("set_num_threads("),
         }
 
     def described(self) -> dict[str, Any]:
@@ -128,6 +133,28 @@ class ProgramNotes:
             "optimizers": self._optimizers,
             "modes": self._modes,
         }
+
+
+def _whole_cores() -> int | None:
+    """Cores that the process may use, of which a processor may show each as two; None where nobody tells."""
+    try:
+        siblings = (Path(SIBLINGS.format(cpu)).read_text() for cpu in os.sched_getaffinity(0))
+        return len(set(siblings))
+    except (OSError, AttributeError):
+        return None
+
+
+def _line_with(text: str) -> tuple[str, int] | None:
+    """The only line of the program's modules with this text."""
+    paths = {str(path) for one in [*sys.modules.values()] if (path := getattr(one, "__file__", None))}
+    found = [
+        (path, number)
+        for path in sorted(paths)
+        if path.endswith(".py") and not library_of(path)
+        for number, line in enumerate(linecache.getlines(path), 1)
+        if text in line
+    ]
+    return found[0] if len(found) == 1 else None
 
 
 def _sizes(parameters: Any) -> dict[str, Any]:

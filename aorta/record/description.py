@@ -22,7 +22,6 @@ from aorta.records.schema import (
     AttemptRecord,
     Ending,
     LossLoop,
-    OperatorLoop,
     PeakRecord,
     RunRecord,
     WorkOfStep,
@@ -91,7 +90,6 @@ class FlopsOfStep(Protocol):
     """Knows which modules a step called."""
 
     precision: str | None
-    loop: OperatorLoop | None
     work: WorkOfStep | None
 
     @property
@@ -125,7 +123,7 @@ def add_batch(run: RunRecord, calls: FlopsOfStep) -> None:
 def add_flops(run: RunRecord, flops: FlopsOfStep) -> None:
     """Add the FLOPs of a step and the peak that they are compared with, or the reasons why not."""
     run.flops_per_step, reason = flops.count()
-    run.operator_loop, run.loss_loop, run.work = flops.loop, flops.loss_loop, flops.work
+    run.loss_loop, run.work = flops.loss_loop, flops.work
     if run.flops_per_step is None:
         run.not_measured["flops_per_step"] = reason
         return

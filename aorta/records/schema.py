@@ -477,14 +477,57 @@ class OverheadRecord(msgspec.Struct, frozen=True, kw_only=True):
         return self.limit is not None and self.every is None
 
 
-class OperatorLoop(msgspec.Struct, frozen=True, kw_only=True):
-    """A module of the program whose forward calls many operators one by one."""
+LoopKind = Literal["modules", "recurrence", "parts"]
+"""What the iterations of a loop have: weights of their own each; what the one before gave; neither."""
 
-    module: str
-    """Its class."""
-    per_call: int
-    per_step: int
-    """Operators of all its calls in a step of one rank, forward and backward."""
+
+class OperatorLoop(msgspec.Struct, frozen=True, kw_only=True):
+    """A loop of the model's, by its iterations and what they call in a step of one rank."""
+
+    kind: LoopKind
+    at: StackFrame
+    """The line with most of it."""
+    first_line: int
+    last_line: int
+    """Of its function, between which all of it is."""
+    iterations: int
+    """Of one call."""
+    operators: int
+    """Forward, with FLOPs and, where they have none, bytes."""
+    all_operators: int
+    """With those of the backward pass."""
+    flops: float
+    bytes: float
+
+    def times(self, num: int) -> "OperatorLoop":
+        """As a step that calls the model so often has it."""
+        names = ("operators", "all_operators", "flops", "bytes")
+        return msgspec.structs.replace(self, **{name: num * getattr(self, name) for name in names})
+
+
+class LineOfWork(msgspec.Struct, frozen=True, kw_only=True):
+    """What a line of the program calls itself in a step of one rank, forward and backward."""
+
+    at: StackFrame
+    operators: int
+    flops: float
+    bytes: float
+    """Of operators without FLOPs."""
+    forward_flops: float
+    forward_bytes: float
+    handed_bytes: float
+    """Of `forward_bytes`: what operators element by element hand to each other in one call of the
+    function."""
+
+    def times(self, num: int) -> "LineOfWork":
+        """Of a step that calls the model so often."""
+        numbers = {name: num * getattr(self, name) for name in self.__struct_fields__ if name != "at"}
+        return LineOfWork(at=self.at, **numbers)
+
+    def plus(self, other: "LineOfWork") -> "LineOfWork":
+        """Of one line in two models."""
+        names = [name for name in self.__struct_fields__ if name != "at"]
+        return LineOfWork(at=self.at, **{name: getattr(self, name) + getattr(other, name) for name in names})
 
 
 class LossLoop(msgspec.Struct, frozen=True, kw_only=True):
@@ -494,20 +537,6 @@ class LossLoop(msgspec.Struct, frozen=True, kw_only=True):
     """Of a forward pass; the backward pass has as many."""
     ms: float
     """Of both passes on rank 0, by the host's clock: the median of the steps in which they were timed."""
-
-
-class SiblingModules(msgspec.Struct, frozen=True, kw_only=True):
-    """Modules of equal shapes that one calls one after another on the same input."""
-
-    module: str
-    """Their class."""
-    num: int
-    operators: int
-    """Of all their calls in a step of one rank, forward, with FLOPs and, where they have none, bytes."""
-    flops: float
-    bytes: float
-    at: StackFrame | None
-    """The line that calls them."""
 
 
 class WorkOfStep(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -569,8 +598,10 @@ class WorkOfStep(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Of tokens: the part that fills rows up to one length."""
     padding_columns: float = 0.0
     """The part that fills all rows of the batch."""
-    siblings: SiblingModules | None = None
-    """Those with most operators."""
+    loop: OperatorLoop | None = None
+    """That with most operators."""
+    lines: list[LineOfWork] = []
+    """Of the model: those with most bytes."""
     copies: int = 0
     """By Tensor.contiguous, which lines of the program called on tensors that lie otherwise."""
     copies_bytes: float = 0.0
@@ -621,8 +652,6 @@ class RunRecord(msgspec.Struct, kw_only=True):
     flops_per_step: float | None = None
     """Model FLOPs of one rank's step, counted by torch on a copy without data."""
     work: WorkOfStep | None = None
-    operator_loop: OperatorLoop | None = None
-    """The module of the program that calls most operators one by one, where one does."""
     loss_loop: LossLoop | None = None
     samples_per_step: int | None = None
     tokens_per_step: int | None = None

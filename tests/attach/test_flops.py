@@ -3,6 +3,7 @@
 import random
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
+from typing import get_args
 from weakref import ref
 
 import pytest
@@ -26,6 +27,7 @@ from aorta.attach.flops import (
     copy_without_data,
 )
 from aorta.attach.needless_batches import NeedlessBatches
+from aorta.records.schema import LoopKind
 
 B, S, D, HEADS, LAYERS, VOCABULARY = 2, 32, 64, 4, 2, 100
 
@@ -173,29 +175,73 @@ def test_each_call_of_a_step_counts():
     assert noted(Decoder(), IDS, times=3).count() == (3.0 * OF_DECODER, "")
 
 
-class OneByOne(nn.Module):
-    """Two operators of its own a row, beside those of its layer."""
+NUM = 40
 
-    def __init__(self):
+
+class Loops(nn.Module):
+    """Three operators an iteration, beside views."""
+
+    def __init__(self, form):
         super().__init__()
-        self.layer = nn.Linear(4, 4)
+        self.form, self.cell = form, nn.Linear(4, 4)
+        self.gru = nn.GRU(4, 4)
+        self.heads = nn.ModuleList(nn.Linear(4, 4) for _ in range(NUM))
 
     def forward(self, x):
-        return torch.stack([torch.relu(self.layer(x[row])) for row in range(len(x))])
+        if self.form == "of a library":
+            return self.gru(x)[0]
+        if self.form == "recurrence":
+            state = x[0]
+            for row in range(NUM):
+                state = torch.relu(self.cell(state)) + x[row]
+            return state
+        layers = [self.cell] * NUM if self.form == "parts" else self.heads
+        given, rows = x[0], []
+        for row in range(NUM):
+            given = given if self.form == "layers" else x[row if self.form == "parts" else 0]
+            given = torch.relu(layers[row](given)) + 1
+            rows.append(given)
+        return torch.stack(rows)
 
 
-def test_a_module_that_calls_operators_one_by_one_is_found():
-    calls = noted(nn.Sequential(OneByOne()), torch.zeros(40, 4), times=2)
+@pytest.mark.parametrize("form", ["recurrence", "parts", "modules", "layers", "of a library"])
+def test_a_loop_of_the_model_is_found_with_what_its_iterations_have(form):
+    calls = noted(Loops(form), torch.zeros(NUM, 2, 4), times=2)
     calls.count()
-    assert calls.loop.module == "OneByOne"
-    assert calls.loop.per_call >= 2 * 40 + 1  # the stack
-    assert calls.loop.per_step > 2 * 2 * 40 * 4  # twice, with gradients
+    loop = calls.work.loop
+    assert (None if loop is None else loop.kind) == (form if form in get_args(LoopKind) else None)
+    if loop is not None:
+        assert loop.iterations == NUM
+        assert loop.flops == 2 * NUM * 2 * 2 * 4 * 4  # twice
+        assert loop.operators >= 2 * NUM * 3
+        assert loop.at.function == "Loops.forward"
+        assert loop.last_line - loop.first_line <= 2
 
 
-def test_many_modules_one_after_the_other_are_no_loop():
-    calls = noted(nn.Sequential(*(nn.Linear(4, 4) for _ in range(80))), torch.zeros(2, 4))
-    calls.count()
-    assert calls.loop is None
+class Whitened(nn.Module):
+    def __init__(self, form):
+        super().__init__()
+        self.form, self.linear = form, nn.Linear(D, D)
+
+    def forward(self, x):
+        if self.form == "one of torch's":
+            return F.layer_norm(self.linear(x), (D,))
+        y = self.linear(x)
+        centred = y - y.mean(-1, keepdim=True)
+        squares = centred * centred
+        wide = centred * squares.mean(-1, keepdim=True).rsqrt()
+        return wide if self.form == "norm" else self.linear(wide)
+
+
+@pytest.mark.parametrize("form", ["norm", "read by a product", "one of torch's"])
+def test_what_operators_hand_to_each_other_is_counted(form):
+    """Written, and read twice or once: the mean of each row, what is centred, squares, and their means twice;
+    not what a product gives or reads."""
+    model, x = Whitened(form), torch.zeros(S, D)
+    work = worked(model, torch.optim.SGD(model.parameters(), 0.1), lambda: model(x))
+    rows, whole = 4 * S, 4 * S * D
+    expected = 2 * rows + 3 * whole + 2 * whole + 2 * rows + 2 * rows
+    assert sum(line.handed_bytes for line in work.lines) == (0 if form == "one of torch's" else expected)
 
 
 @pytest.mark.parametrize(("num", "found"), [(40, True), (4, False)], ids=["many", "few"])
@@ -807,33 +853,6 @@ def test_a_tensor_that_grows_in_a_loop(form):
     again = 2 * sum(range(2, LONG)) * 4 * D
     assert work.grown_bytes == (again if form == "part by part" else 0)
     assert not work.grown_bytes or work.grown_at.function == "Growing.forward"
-
-
-class Tasks(nn.Module):
-    def __init__(self, num, form):
-        super().__init__()
-        self.form, self.heads = form, nn.ModuleList(nn.Linear(D, D) for _ in range(num))
-
-    def forward(self, x):
-        for head in self.heads:
-            y = head(x)
-            x = y if self.form == "one after the other" else x
-        return y
-
-
-@pytest.mark.parametrize(
-    ("num", "form", "found"),
-    [(8, "same input", True), (8, "one after the other", False), (3, "same input", False)],
-)
-def test_modules_of_equal_shapes_that_work_on_the_same_input(num, form, found):
-    model, x = Tasks(num, form), torch.zeros(S, D)
-    work = worked(model, torch.optim.SGD(model.parameters(), 0.1), lambda: model(x))
-    alike = work.siblings
-    assert (alike is not None) == found
-    if found:
-        assert (alike.module, alike.num, alike.flops, alike.at.function) == (
-            "Linear", num, num * PRODUCT, "Tasks.forward",
-        )  # fmt: skip
 
 
 class OneHot(nn.Module):

@@ -15,6 +15,8 @@ from aorta.timeline.types import TRACE_SOURCES
 
 MOST = 0.5
 """Of a loss, from which on it is in one function."""
+CALLED_OF_TORCH = ("Tensor.", "torch.", "F.", "nn.", "dist.")
+"""Beginnings of names of what has no frame."""
 LOSS_FUNCTIONS = ("loss", "cross_entropy")
 Function = tuple[str, str]
 FEWEST = 3
@@ -67,9 +69,8 @@ class Samples:
     @property
     def leaf_in_torch(self) -> NDArray[np.bool_]:
         """A function of torch's, or a tensor's method."""
-        called = ("Tensor.", "torch.", "F.", "nn.", "dist.")
         return self._leaf_is(
-            lambda leaf: leaf.file == "torch" or (not leaf.file and leaf.function.startswith(called))
+            lambda leaf: leaf.file == "torch" or (not leaf.file and leaf.function.startswith(CALLED_OF_TORCH))
         )
 
     @property
@@ -206,8 +207,8 @@ def _called(at_line: list[tuple[WeightedStack, int]]) -> str:
     return max(ms, key=lambda name: ms[name], default="")
 
 
-def sampled_ms(judged: Run, file: str, function: str, line: int = 0) -> float:
-    """Of a mean step, what the thread that trains was seen in a function of the program, or a line of it, and
+def sampled_ms(judged: Run, file: str, function: str, lines: range | None = None) -> float:
+    """Of a mean step, what the thread that trains was seen in a function of the program, or lines of it, and
     what it calls; 0 where too few samples tell, and of one that holds the loop: it calls backward() or the
     optimizer."""
     whole = judged.whole or judged
@@ -217,7 +218,8 @@ def sampled_ms(judged: Run, file: str, function: str, line: int = 0) -> float:
         is_loops = one.in_phase("backward", "optimizer")[one.is_judged]
         for stack, is_loop in zip(one.chosen(one.is_judged), is_loops, strict=True):
             if any(
-                (frame.file, frame.outer_function) == (file, function) and line in (0, frame.line)
+                (frame.file, frame.outer_function) == (file, function)
+                and (lines is None or frame.line in lines)
                 for frame in stack.frames
             ):
                 if is_loop:

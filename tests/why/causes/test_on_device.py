@@ -389,13 +389,12 @@ LINE = StackFrame("train.py", 5, "Model.forward", True)
 def test_no_sentence_of_one_needless_work_is_said_of_another():
     """Each is told by facts that no other finding has."""
     facts = {
-        "what": "7,419 small operators", "module": "Decoder", "per_call": 96, "count": 7419, "each_us": 4.0,
-        "overhead_us": 3.0, "op": None,
+        "what": "7,419 small operators in a loop", "iterations": 96, "each_us": 4.0, "op": "recurrence",
     }  # fmt: skip
     finding = CauseFinding("compute", np.full(20, 9.0), {("compute",): 1.0}, facts=facts)
     texts = fact_texts(finding, SimpleNamespace(ranks=[0]), 30.0, "run") | {"line": "f(), train.py:5"}
     said = [text for evidence in rules()["compute"].evidence if (text := filled(evidence, texts))]
-    assert [text.partition(" of its")[0] for text in said] == ["one call"]
+    assert [text.partition(" goes")[0] for text in said] == ["a loop"]
 
 
 @pytest.mark.parametrize(

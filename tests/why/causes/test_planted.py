@@ -6,7 +6,8 @@ import pytest
 
 from aorta.account.judge.judged import judge
 from aorta.account.load.open import load_run
-from aorta.records.schema import LossLoop, OperatorLoop
+from aorta.records.schema import LineOfWork, LossLoop, OperatorLoop, WorkOfStep
+from aorta.records.stacks import StackFrame
 from aorta.why.causes.rules import rules
 from tests.records.run_folders import run_record
 from tests.why.causes.runs import GPU_RUN, MIB, Host, causes, plain, run_of, sampled, waited
@@ -343,16 +344,39 @@ def test_units_reduced_three_times_are_named_with_two_thirds_of_their_reductions
     assert "reduced 3 times between two optimizer steps: set_requires_gradient_sync(False)" in cause.change
 
 
-@pytest.mark.parametrize(("per_step", "ms"), [(6000, 18.0), (600, None)], ids=["5-us-each", "50-us-each"])
-def test_a_loop_over_operators_costs_what_they_need_beside_their_arithmetic(tmp_path, per_step, ms):
-    """30 ms of compute; an operator needs 3 us of it."""
-    loop = OperatorLoop(module="Graphs", per_call=200, per_step=per_step)
-    causes_of = found(
-        tmp_path / "run", lambda rank, step, noise: plain(noise), run_record(2, operator_loop=loop)
-    )
+@pytest.mark.parametrize(("operators", "ms"), [(6000, 18.0), (600, None)], ids=["5-us-each", "50-us-each"])
+def test_a_loop_over_operators_costs_what_they_need_beside_their_arithmetic(tmp_path, operators, ms):
+    """30 ms of compute; an operator needs 3 us of it, where no samples show the loop."""
+    loop = OperatorLoop(
+        kind="recurrence", at=StackFrame("a.py", 3, "Cell.forward", True), first_line=3, last_line=4,
+        iterations=100, operators=operators // 3, all_operators=operators, flops=1.0, bytes=0.0,
+    )  # fmt: skip
+    work = WorkOfStep(flops=100.0, loop=loop)
+    causes_of = found(tmp_path / "run", lambda rank, step, noise: plain(noise), run_record(2, work=work))
     assert [(cause.kind, cause.ms) for cause in causes_of] == (
         [] if ms is None else [("compute", pytest.approx(ms, rel=0.01))]
     )
+
+
+@pytest.mark.parametrize(
+    ("threads", "cores", "workers", "ms"),
+    [(1, 4, 0, 14.0), (2, 4, 0, None), (1, 4, 1, None), (1, None, 0, None)],
+    ids=["half", "all", "workers-have-them", "nobody-counted-them"],
+)
+def test_cores_that_idle_cost_their_part_of_what_operators_compute(tmp_path, threads, cores, workers, ms):
+    """Two ranks, 30 ms of compute: 80 operators of 25 us are not divided, half of the rest is lost."""
+    at = StackFrame("a.py", 3, "Net.forward", True)
+    line = LineOfWork(
+        at=at, operators=80, flops=1.0, bytes=1.0, forward_flops=1.0, forward_bytes=1.0, handed_bytes=0.0
+    )
+    modes = {"num_threads": threads, "num_whole_cores": cores, "threads_at": ("a.py", 7)}
+    run = run_record(2, work=WorkOfStep(flops=1.0, lines=[line]))
+    run.program = {"modes": modes, "loaders": [{"num_workers": workers}]}
+    causes_of = found(tmp_path / "run", lambda rank, step, noise: plain(noise), run)
+    assert [cause.ms for cause in causes_of] == ([] if ms is None else [pytest.approx(ms, rel=0.01)])
+    for cause in causes_of:
+        assert "set_num_threads(2)" in cause.change
+        assert cause.line.text == "a.py:7"
 
 
 def test_a_loop_between_the_model_and_its_loss_costs_what_was_timed(tmp_path):

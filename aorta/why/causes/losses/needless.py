@@ -20,7 +20,7 @@ from aorta.account.model import Run
 from aorta.account.numbers import percent
 from aorta.account.rows import positive
 from aorta.hardware import hardware_name_of, load_hardware
-from aorta.records.schema import WorkOfStep
+from aorta.records.schema import LineOfWork, WorkOfStep
 from aorta.records.stacks import StackFrame
 from aorta.traces.classify import COMM_RULES, classifier, kernel_class
 from aorta.why.causes.finding import CauseFinding, Floats
@@ -59,6 +59,14 @@ LARGE_PADDING = 0.3
 HALF = 0.5
 SMALL_CALL_MS = 0.025
 """Of an operator and its part of the calls of modules around it: one that takes longer computes."""
+OPERATOR_MS = 0.003
+"""CPU time that an operator of eager PyTorch needs beside its arithmetic, forward and backward: the 6,708 of
+a planted graph network's step take 4.6 us each, and 20 ms less in all when they are stacked (AMD EPYC)."""
+MOST_OF_WORK = 0.8
+LARGE_BYTES = 8e6
+"""A step, below which what passes through memory stays in caches."""
+MOST_USED = 0.75
+"""Of the cores, by threads and workers: others have something to do."""
 LEAST = 0.05
 """Of a step."""
 FLOPS_PER_BYTE = 8.0
@@ -193,11 +201,11 @@ def _counted(judged: Run, account: Account, work: WorkOfStep) -> Iterator[CauseF
         weight = 0.0 if account.on_device else FLOPS_PER_BYTE
         return (flops + weight * num_bytes) / (work.flops + weight * work.bytes) * ms
 
-    def seen(at: StackFrame | None, line: int = 0) -> float:
-        """ms of samples in the function of a line, or in the line itself; 0 on a device, which none show."""
+    def seen(at: StackFrame | None, lines: range | None = None) -> float:
+        """ms of samples in the function of a line, or in lines of it; 0 on a device, which none show."""
         if at is None or account.on_device:
             return 0.0
-        return sampled_ms(judged, at.file, at.outer_function, line)
+        return sampled_ms(judged, at.file, at.outer_function, lines)
 
     def finding(op: str, what: str, at: StackFrame | None, lost_ms: Floats, **facts: object) -> CauseFinding:
         return CauseFinding("compute", lost_ms, takes, facts={"op": op, "what": what, "at": at, **facts})
@@ -221,10 +229,10 @@ def _counted(judged: Run, account: Account, work: WorkOfStep) -> Iterator[CauseF
         at: StackFrame | None = getattr(work, f"{op}_at")
         found = finding(op, what, at, lost_ms / (1 + part if op in BESIDE else 1), **facts_of.get(op, {}))
         found.facts["part"] = part or None
-        is_line = op == "grown" and at is not None
-        seen_ms = seen(at, at.line if is_line and at is not None else 0) if op in AS_SEEN else 0.0
+        lines = range(at.line, at.line + 1) if op == "grown" and at is not None else None
+        seen_ms = seen(at, lines) if op in AS_SEEN else 0.0
         if seen_ms and (op != "unchanged" or work.unchanged_is_all):
-            found.more_ms = max(found.mean_ms - seen_ms, 0.0) if is_line else 0.0
+            found.more_ms = 0.0 if lines is None else max(found.mean_ms - seen_ms, 0.0)
             found.ms = np.full_like(lost_ms, seen_ms)
         yield found
     if work.copies_bytes and not account.on_device:
@@ -234,15 +242,37 @@ def _counted(judged: Run, account: Account, work: WorkOfStep) -> Iterator[CauseF
     if not account.on_device and LARGE * work.fp64 <= work.flops - work.fp64:
         part = work.fp64 / (work.flops + work.fp64)  # as they take twice as long
         yield finding("fp64", "work in fp64", work.fp64_at, part * ms, part=2 * part)
-    alike = work.siblings
-    if alike is not None and alike.at is not None and not account.on_device:
-        # Forward without what they compute, and as much backward.
-        seen_ms = seen(alike.at, alike.at.line)
-        of_calls = positive(seen_ms - part_ms(alike.flops, alike.bytes))
-        if seen_ms < SMALL_CALL_MS * alike.operators:
-            num, ms_lost = alike.num, 2 * (1 - 1 / alike.num) * of_calls
-            what = f"{num} modules {alike.module} called one by one"
-            yield finding("siblings", what, alike.at, ms_lost, siblings=num, sibling_ms=seen_ms)
+    loop = work.loop
+    if loop is not None and not account.on_device:
+        seen_ms = seen(loop.at, range(loop.first_line, loop.last_line + 1))
+        work_ms = float(ms.mean())
+        if seen_ms:
+            # Forward, without what they compute, were each but one operator; of the backward pass as much.
+            own_ms = float(part_ms(loop.flops, loop.bytes).mean()) + seen_ms / loop.iterations
+            each_ms, lost = seen_ms / loop.operators, 2 * (seen_ms - own_ms)
+        else:
+            each_ms, lost = work_ms / loop.all_operators, OPERATOR_MS * loop.all_operators
+        if lost > 0 and each_ms < SMALL_CALL_MS:
+            what = f"{loop.all_operators:,} small operators in a loop"
+            lost_ms = min(lost / work_ms, MOST_OF_WORK) * ms
+            facts = {"iterations": loop.iterations, "each_us": 1e3 * each_ms}
+            yield finding(loop.kind, what, loop.at, lost_ms, **facts)
+    scores_in = "" if work.scores_at is None else work.scores_at.outer_function
+    for rows in _by_function(work.lines):
+        handed, forward = (
+            sum(getattr(row, name) for row in rows) for name in ("handed_bytes", "forward_bytes")
+        )
+        if handed < LARGE_BYTES or rows[0].at.outer_function == scores_in:
+            continue
+        num_bytes = handed * sum(row.bytes for row in rows) / forward
+        lost_ms = part_ms(0.0, num_bytes)
+        if not account.on_device:  # as much as samples show
+            part = handed / (forward + sum(row.forward_flops for row in rows) / FLOPS_PER_BYTE)
+            lost_ms = lost_ms * min(
+                part * seen(rows[0].at) * num_bytes / handed / max(float(lost_ms.mean()), 1e-9), 1.0
+            )
+        what = "operators that hand their results to each other through memory"
+        yield finding("handed", what, rows[0].at, lost_ms, handed_bytes=num_bytes)
     if work.padding:
         is_column = work.padding_columns >= HALF * work.padding
         part = work.padding_columns if is_column else work.padding
@@ -251,6 +281,41 @@ def _counted(judged: Run, account: Account, work: WorkOfStep) -> Iterator[CauseF
             yield finding(op, "padding of batches", None, part * ms, fills=percent(work.padding))
     if work.rows_bytes:
         yield from _unread_rows(judged, account, work, part_ms(0.0, work.rows_bytes), optimizer)
+
+
+def _by_function(lines: list[LineOfWork]) -> list[list[LineOfWork]]:
+    """Those of each function together, the line with most bytes first."""
+    found: dict[tuple[str, str], list[LineOfWork]] = {}
+    for line in sorted(lines, key=lambda line: -line.handed_bytes):
+        found.setdefault((line.at.file, line.at.outer_function), []).append(line)
+    return [*found.values()]
+
+
+def idle_cores(judged: Run, account: Account) -> Iterator[CauseFinding]:
+    """What more threads would save where a step computes on a CPU, and cores that its process may use idle:
+    of all but what operators need before their arithmetic, in proportion."""
+    record, modes = judged.record, noted_program(judged.record).get("modes") or {}
+    threads, cores = modes.get("num_threads"), modes.get("num_whole_cores")
+    if account.on_device or record is None or record.work is None or not threads or not cores:
+        return
+    used = len(judged.ranks) * threads
+    num_workers = sum(row.get("num_workers") or 0 for row in noted_program(record).get("loaders") or [])
+    is_busy = used + len(judged.ranks) * num_workers > MOST_USED * cores
+    work_ms = work_ms_of(account)
+    if is_busy or account.share("core_taken") > LARGE or account.share(*WORK) < HALF:
+        return
+    operators_ms = SMALL_CALL_MS * sum(line.operators for line in record.work.lines)
+    part = (1 - used / cores) * max(1 - operators_ms / float(work_ms.mean()), 0.0)
+    at = modes.get("threads_at")
+    facts = {
+        "op": "threads",
+        "what": "cores that idle",
+        "at": None if at is None else StackFrame(at[0], at[1], "<module>", True),
+        "threads": f"{threads}",
+        "whole_cores": f"{cores}",
+        "enough": f"{cores // len(judged.ranks)}",
+    }
+    yield CauseFinding("compute", part * work_ms, TAKES, facts=facts)
 
 
 def _unread_rows(

@@ -18,15 +18,15 @@ from aorta.account.rows import positive
 from aorta.records.stacks import StackFrame
 from aorta.why.causes.code_lines import line_of
 from aorta.why.causes.finding import ANY_CELL, WAIT, CauseFinding, Floats, of_the_least, steps_with, together
-from aorta.why.causes.losses.needless import needless_work
+from aorta.why.causes.losses.needless import idle_cores, needless_work
 from aorta.why.causes.losses.parts import Parts, parts_of
 from aorta.why.causes.losses.program_code import (
     code_in_model,
+    code_in_passes,
     host_is_ahead_of_copies,
     lines_of_spans,
     loss_loop,
     program_code,
-    small_operators,
 )
 from aorta.why.causes.losses.slow_steps import slow_steps
 from aorta.why.causes.losses.telemetry import clocks, given_back, memory_limit, retries
@@ -93,8 +93,9 @@ def findings(judged: Run, account: Account, slow: Occasions | None = None) -> li
         losses += unbalanced_stages(judged, parts, exposed)
         losses += transfer(judged, parts, exposed, details)
     losses += given_back(judged, parts)
-    for find in (small_operators, loss_loop, needless_work):
+    for find in (loss_loop, needless_work, idle_cores):
         losses += find(judged, account)
+    losses += code_in_passes(judged, account, losses)
     losses = _with_common(losses, [*program_code(judged, account), *_of_all_ranks(judged, parts)])
     losses = losses if blocks_launches(judged) else _without_its_nature(losses, parts, code_in_model(judged))
     for finding in slow_steps(judged, parts, slow):

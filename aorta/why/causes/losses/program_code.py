@@ -5,7 +5,7 @@ well, so that they are named from a larger share on.
 """
 
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
@@ -16,7 +16,14 @@ from numpy.typing import NDArray
 
 from aorta.account.cause import CauseKind
 from aorta.account.judge.cells import Account
-from aorta.account.judge.stacks import MOST_RANKS, Samples, WeightedStack, is_a_loss, samples_of
+from aorta.account.judge.stacks import (
+    CALLED_OF_TORCH,
+    MOST_RANKS,
+    Samples,
+    WeightedStack,
+    is_a_loss,
+    samples_of,
+)
 from aorta.account.model import Run
 from aorta.records.schema import NO_CALL, NO_OPTIMIZER, HostKind
 from aorta.records.stacks import StackFrame
@@ -51,12 +58,6 @@ LEAST = 0.02
 """Of a step."""
 STRETCHES = 8
 """Of the run, whose spread gives the interval."""
-OPERATOR_MS = 0.003
-"""CPU time that an operator of eager PyTorch needs beside its arithmetic, forward and backward: the 6,708 of
-a planted graph network's step take 4.6 us each, and 20 ms less in all when they are stacked (AMD EPYC)."""
-MOSTLY_OVERHEAD = 4
-"""An operator of less than so many of it is mostly this."""
-MOST_OF_WORK = 0.8
 TRACEBACKS = (
     *("format_stack", "extract_stack", "StackSummary", "walk_stack", "format_list", "FrameSummary"),
     *("checkcache", "lazycache", "updatecache", "getline"),
@@ -131,25 +132,56 @@ def program_code(judged: Run, account: Account) -> Iterator[CauseFinding]:
         yield CauseFinding(kind, ms, {cells: 1.0}, facts=facts, by_stretch=True)
 
 
-def small_operators(judged: Run, account: Account) -> Iterator[CauseFinding]:
-    """What a loop over operators costs where the host is the device: each needs it before it computes."""
-    loop = None if judged.record is None else judged.record.operator_loop
-    if loop is None or account.on_device:
+def code_in_passes(judged: Run, account: Account, losses: list[CauseFinding]) -> Iterator[CauseFinding]:
+    """Python and numpy that forward and backward passes run on a CPU, of the function with most of it; not of
+    a loop over operators, whose Python is in that loss."""
+    whole = judged.whole or judged
+    samples = [one for rank in judged.ranks[:MOST_RANKS] if (one := samples_of(whole, rank)) is not None]
+    if account.on_device or len(samples) < len(judged.ranks[:MOST_RANKS]):
         return
-    work_ms = work_ms_of(account)
-    each_ms = float(work_ms.mean()) / loop.per_step
-    if not 0 < each_ms < MOSTLY_OVERHEAD * OPERATOR_MS:
+    # An operator that a sign calls has no frame: what samples show is either that or Python.
+    operators = (
+        set()
+        if judged.record is None or judged.record.work is None
+        else {(line.at.file, line.at.line) for line in judged.record.work.lines}
+    )
+    known = [at for one in losses if isinstance(at := one.facts.get("at"), StackFrame)]
+    told = {(at.file, at.outer_function) for at in known}
+    by_function: dict[Function, list[list[int]]] = defaultdict(lambda: [[] for _ in samples])
+    lines = Counter[StackFrame]()
+    for number, one in enumerate(samples):
+        for row in np.flatnonzero(one.is_judged & one.in_phase("forward", "backward")).tolist():
+            path = one.stacks.path(int(one.rows[row, 5]))
+            at = _python_at(path)
+            is_sign = path[-1].is_program and (not operators or (path[-1].file, path[-1].line) in operators)
+            if at is not None and not is_sign and (at.file, at.outer_function) not in told:
+                by_function[at.file, at.outer_function][number].append(row)
+                lines[at] += 1
+    most = max(by_function, key=lambda key: sum(map(len, by_function[key])), default=None)
+    if most is None or not all(len(rows) >= FEWEST for rows in by_function[most]):
         return
+    ms = _common(samples, by_function[most], account, _places(whole, account))
     facts = {
-        "what": f"{loop.per_step:,} small operators of {loop.module}",
-        "module": loop.module,
-        "per_call": loop.per_call,
-        "count": loop.per_step,
-        "each_us": 1e3 * each_ms,
-        "overhead_us": 1e3 * OPERATOR_MS,
+        "who": "all ranks" if len(judged.ranks) > 1 else "the rank",
+        "step_ms": account.mean_step_ms,
+        "origin": "in_passes",
+        "passes_ms": float(ms.mean()),
+        "at": max((at for at in lines if (at.file, at.outer_function) == most), key=lines.__getitem__),
     }
-    part = min(loop.per_step * OPERATOR_MS / float(work_ms.mean()), MOST_OF_WORK)
-    yield _part_of_work(part * float(work_ms.mean()), account, facts)
+    if ms.mean() >= LARGE * account.mean_step_ms:
+        yield CauseFinding("program_code", ms, {CPU_CELLS: 1.0}, facts=facts, by_stretch=True)
+
+
+def _python_at(path: list[StackFrame]) -> StackFrame | None:
+    """The innermost line of the program, if what runs is that or Python that it calls: no function of
+    torch's, and no method of a tensor."""
+    inner = max((place for place, frame in enumerate(path) if frame.is_program), default=None)
+    called = [] if inner is None else path[inner + 1 :]
+    is_torchs = any(
+        frame.file == "torch" or (not frame.file and frame.function.startswith(CALLED_OF_TORCH))
+        for frame in called
+    )
+    return None if inner is None or is_torchs else path[inner]
 
 
 def loss_loop(judged: Run, account: Account) -> Iterator[CauseFinding]:

@@ -1,0 +1,224 @@
+"""Operators of a copy without data by the lines on the way to each: loops over them, and what lines move.
+
+An operator that is called on the same way many times, all of it below one place of one running function, is
+in a loop there, be it over modules, steps of time or rows. Layers that feed each other through weights of
+their own are a deep model and no loop. What operators element by element hand to each other passes through
+memory, and stays in registers where they are compiled into one.
+"""
+
+import sys
+from collections import Counter, defaultdict
+from collections.abc import Iterable
+from types import CodeType, FrameType
+from typing import Any, NamedTuple
+
+import torch
+
+from aorta.attach.layout_copies import line_of
+from aorta.records.libraries import library_of
+from aorta.records.schema import LineOfWork, LoopKind, OperatorLoop
+from aorta.records.stacks import StackFrame
+
+FEWEST = 32
+"""Times that a way is taken, from which on it is a loop: more than a model has layers as a rule."""
+MOST_OPERATORS = 12_000
+"""Of a call; what follows is not looked at."""
+AROUND = (
+    *("flop_counter.py", "_python_dispatch.py", "_stats.py", "_ops.py"),
+    *("_compile.py", "eval_frame.py"),
+)
+"""Files of functions that a mode puts around every operator."""
+OF_A_TENSOR = ("_tensor.py", "_device.py")
+"""Files of functions that call one operator each."""
+FUSED = {torch.Tag.pointwise, getattr(torch.Tag, "reduction", torch.Tag.pointwise)}
+
+_Way = tuple[int, int]
+"""Number of a running function, and the places below it at which something was called."""
+
+
+class _Place(NamedTuple):
+    """Of a running function, on the way to an operator."""
+
+    way: _Way
+    before: int
+    """Times that the way was taken before."""
+    at: StackFrame | None
+    """None in a library."""
+
+
+class _Operator(NamedTuple):
+    places: list[_Place]
+    """The innermost first; of libraries those below the program's innermost one."""
+    made_by: list[int]
+    parameters: list[int]
+    flops: int
+    num_bytes: int
+    fuses: bool
+    made_bytes: int
+
+    @property
+    def line(self) -> _Place | None:
+        """The program's innermost one."""
+        return next((place for place in self.places if place.at is not None), None)
+
+
+class OperatorsByLine:
+    """Of one call of a model. Operators have their numbers in the order of their calls."""
+
+    def __init__(self, model: torch.nn.Module, outermost: CodeType) -> None:
+        """outermost: the function that calls the model."""
+        self._outermost = outermost
+        self._parameters = {_storage(one) for one in model.parameters()}
+        self._held: list[Any] = []
+        """Frames and results, so that no other one gets their numbers."""
+        self._lines: dict[tuple[CodeType, int], StackFrame] = {}
+        self._times = Counter[_Way]()
+        self._operators: list[_Operator] = []
+        self._made_by: dict[int, int] = {}
+        """The operator that made a storage, and the one of a node of autograd's."""
+        self._of_node: dict[int, int] = {}
+        self._backward: dict[int, list[int]] = defaultdict(lambda: [0, 0, 0])
+        """Of each operator: operators of its backward pass, their FLOPs and bytes."""
+        self._num_read = Counter[int]()
+        """Times that others read what an operator made."""
+        self._read_otherwise: set[int] = set()
+        """Not only by operators that it could be compiled with."""
+
+    def see(
+        self, func: Any, given: Iterable[torch.Tensor], made: list[torch.Tensor], work: tuple[int, int]
+    ) -> None:
+        """An operator of the forward pass. work: its FLOPs, and its bytes where it has none."""
+        number = len(self._operators)
+        if number >= MOST_OPERATORS:
+            return
+        storages = {_storage(one) for one in given}
+        places, is_direct = self._places(func._overloadpacket.__name__)
+        new = [one for one in made if _storage(one) not in storages]
+        operator = _Operator(
+            places,
+            [self._made_by[one] for one in storages if one in self._made_by],
+            [*(storages & self._parameters)],
+            *work,
+            work[1] > 0 and is_direct and not FUSED.isdisjoint(func.tags),
+            sum(one.nbytes for one in new),
+        )
+        self._operators.append(operator)
+        for one in operator.made_by if any(work) else ():  # a view reads nothing
+            self._num_read[one] += 1
+            if not operator.fuses or not _are_in_one_call(operator, self._operators[one]):
+                self._read_otherwise.add(one)
+        self._held += new
+        self._made_by |= {_storage(one): number for one in new}
+        self._of_node[torch.autograd._get_sequence_nr() - 1] = number  # type: ignore[attr-defined]
+
+    def see_backward(self, flops: int, num_bytes: int) -> None:
+        """An operator of the backward pass."""
+        node = torch._C._current_autograd_node()
+        number = None if node is None else self._of_node.get(node._sequence_nr())
+        if number is not None:
+            now = zip(self._backward[number], (1, flops, num_bytes), strict=True)
+            self._backward[number] = [before + more for before, more in now]
+
+    def lines(self, model_at: StackFrame | None) -> list[LineOfWork]:
+        """Of each line that calls operators itself; model_at: that calls a model without lines."""
+        numbers: dict[StackFrame, list[int]] = defaultdict(list)
+        for number, operator in enumerate(self._operators):
+            at = model_at if operator.line is None else operator.line.at
+            if at is not None:
+                numbers[at].append(number)
+        return [self._line(at, of_line) for at, of_line in numbers.items()]
+
+    def loop(self) -> OperatorLoop | None:
+        """The one with most operators."""
+        loops: dict[tuple[str, str], list[tuple[int, _Place]]] = defaultdict(list)
+        for number, operator in enumerate(self._operators):
+            place = next((one for one in operator.places if self._times[one.way] >= FEWEST), None)
+            if place is not None and place.at is not None:  # a library's own loop is none of the program's
+                loops[place.at.file, place.at.outer_function].append((number, place))
+        found = [one for loop in loops.values() if (one := self._loop(loop)) is not None]
+        return max(found, key=lambda loop: loop.all_operators, default=None)
+
+    def _line(self, at: StackFrame, numbers: list[int]) -> LineOfWork:
+        operators = [self._operators[number] for number in numbers]
+        backward = [self._backward[number] for number in numbers]
+        flops, num_bytes = sum(one.flops for one in operators), sum(one.num_bytes for one in operators)
+        num, more_flops, more_bytes = (sum(of) for of in zip(*backward, strict=True))
+        handed = [
+            (1 + self._num_read[number]) * operator.made_bytes
+            for number, operator in zip(numbers, operators, strict=True)
+            if operator.fuses and self._num_read[number] and number not in self._read_otherwise
+        ]
+        return LineOfWork(
+            at=at,
+            operators=len(operators) + num,
+            flops=float(flops + more_flops),
+            bytes=float(num_bytes + more_bytes),
+            forward_flops=float(flops),
+            forward_bytes=float(num_bytes),
+            handed_bytes=float(sum(handed)),
+        )
+
+    def _loop(self, loop: list[tuple[int, _Place]]) -> OperatorLoop | None:
+        """None of layers. loop: operators of one function, and where each is in it."""
+        # Where one call of Python's is several operators of a name, an iteration takes its way as often.
+        times = [self._times[place.way] for _, place in loop]
+        num = min(times)
+        iterations = {
+            number: place.before * num // of_way for (number, place), of_way in zip(loop, times, strict=True)
+        }
+        depends: set[int] = set()
+        for number, iteration in iterations.items():
+            before = [one for one in self._operators[number].made_by if one in iterations]
+            if any(one in depends or iterations[one] != iteration for one in before):
+                depends.add(number)
+        operators = [self._operators[number] for number in iterations]
+        weighted = {number for number in iterations if self._operators[number].parameters}
+        has_own = len({key for one in operators for key in one.parameters}) >= num
+        is_in_turn = not depends.isdisjoint(weighted) if weighted else bool(depends)
+        if has_own and is_in_turn:
+            return None
+        kind: LoopKind = "modules" if has_own else "recurrence" if is_in_turn else "parts"
+        num_at = Counter(place.at for _, place in loop if place.at is not None)
+        return OperatorLoop(
+            kind=kind,
+            at=max(num_at, key=num_at.__getitem__),
+            first_line=min(at.line for at in num_at),
+            last_line=max(at.line for at in num_at),
+            iterations=num,
+            operators=len(operators),
+            all_operators=len(operators) + sum(self._backward[number][0] for number in iterations),
+            flops=float(sum(one.flops for one in operators)),
+            bytes=float(sum(one.num_bytes for one in operators)),
+        )
+
+    def _places(self, name: str) -> tuple[list[_Place], bool]:
+        """On the way to an operator; and whether the program calls it itself, and no function of torch's that
+        is made of several."""
+        below, found, is_direct, is_inside = hash(name), list[_Place](), True, False
+        frame: FrameType | None = sys._getframe(3)
+        while frame is not None and frame.f_code.co_filename.endswith(AROUND):
+            frame = frame.f_back
+        while frame is not None and frame.f_code is not self._outermost:
+            code = frame.f_code
+            below = hash((below, code, frame.f_lasti))
+            is_program = not library_of(code.co_filename)
+            is_direct &= is_program or is_inside or code.co_filename.endswith(OF_A_TENSOR)
+            is_inside |= is_program
+            if is_program or not is_inside:
+                self._held.append(frame)
+                way, key = (id(frame), below), (code, frame.f_lineno)
+                if is_program and key not in self._lines:
+                    self._lines[key] = line_of(frame)
+                found.append(_Place(way, self._times[way], self._lines.get(key) if is_program else None))
+                self._times[way] += 1
+            frame = frame.f_back
+        return found, is_direct
+
+
+def _are_in_one_call(one: _Operator, other: _Operator) -> bool:
+    first, second = one.line, other.line
+    return first is not None and second is not None and first.way[0] == second.way[0]
+
+
+def _storage(tensor: torch.Tensor) -> int:
+    return int(tensor.untyped_storage()._cdata)
