@@ -98,25 +98,13 @@ def instrument(
         stacks=stacks,
     )
     recorder = Recorder(output_dir, settings)
-    for companion in companions(hang, profiling, tensorboard):
-        recorder.companions.add(companion)
-    return recorder
-
-
-def companions(
-    hang: HangConfig | Mapping[str, Any] | None,
-    profiling: ProfilingConfig | Mapping[str, Any] | None,
-    tensorboard: bool,
-) -> list[Companion]:
-    """Make the companions that these options of `instrument` ask for; the last one is the first to end."""
-    chosen: list[Companion] = []
     if tensorboard:
-        chosen.append(Sending(_tensorboard_in, log.warning))
+        recorder.companions.add(Sending(_tensorboard_in, log.warning))
     if profiling is not None:
-        chosen.append(Windows(_settings("profiling", profiling, ProfilingConfig)))
-    if hang is not None:
-        chosen.append(HangWatch(_settings("hang", hang, HangConfig)))
-    return chosen
+        recorder.companions.add(Windows(_settings("profiling", profiling, ProfilingConfig)))
+    if hang is not None:  # the last one is the first to end
+        recorder.companions.add(HangWatch(_settings("hang", hang, HangConfig)))
+    return recorder
 
 
 def _settings(name: str, value: Any, kind: type[S]) -> S:

@@ -271,9 +271,6 @@ class HangConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
 
 class RecordingConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    enabled: bool = True
-    """Record every step with the instrument."""
-
     placement: Literal["dedicated", "native"] = "dedicated"
     """dedicated: synchronous collectives run on named streams of their own. native: nothing is moved."""
 

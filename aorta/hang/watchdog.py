@@ -471,7 +471,7 @@ class Watchdog:
 
     def _groups(self, not_measured: dict[str, str]) -> list[GroupState] | None:
         if self._journal is None:
-            not_measured["groups"] = "collectives are not recorded (recording.enabled)"
+            not_measured["groups"] = "collectives are not recorded"
             return None
         try:
             has_passed = getattr(self._recorder, "has_passed", None)

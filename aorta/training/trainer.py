@@ -9,7 +9,7 @@ import queue
 import signal
 import sys
 import threading
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import ExitStack
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self
@@ -22,16 +22,16 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from torch import Tensor
 from torch._C._distributed_c10d import Store
 
-from aorta.attach.instrument import companions, instrument
+from aorta.attach.instrument import instrument
 from aorta.config import Config, HangConfig, Layout, validate
 from aorta.launcher import LaunchedRank, launched_rank
 from aorta.record.profiler import why_nothing_is_traced
 from aorta.record.ranges import Ranges
+from aorta.record.recorder import Recorder
 from aorta.records.schema import StepRecord
 from aorta.training.checkpoint import Checkpoints, claim_checkpoint_folder
 from aorta.training.model import train_flops_per_token
 from aorta.training.parallel import ParallelModel, clip_grad_norm, make_meshes
-from aorta.training.recorder import HostRecorder, LoopRecorder
 from aorta.training.setup import (
     AgreedError,
     BatchFeed,
@@ -147,7 +147,7 @@ class TrainingRun:
         if reason is not None and self.ranks.is_first:
             log.warning(reason)
 
-    def _loop(self, stop: StopAgreement, recorder: LoopRecorder) -> int:
+    def _loop(self, stop: StopAgreement, recorder: Recorder) -> int:
         """Do the steps that are left; return the number of steps done, the checkpoint's included."""
         config, checkpoint_every = self.config, self.config.training.checkpoint_every
         feed = BatchFeed(config, self.dp_rank, self.device, self.first_step)
@@ -209,16 +209,9 @@ class TrainingRun:
         self.scale.update(finite)
         return grad_norm, finite
 
-    def _recorder(self) -> AbstractContextManager[LoopRecorder]:
+    def _recorder(self) -> Recorder:
         config, recording, training = self.config, self.config.recording, self.config.training
         self._warn_if_hangs_end_the_run_first()
-        if not recording.enabled:
-            return HostRecorder(
-                self.ranks.rank,
-                self.ranks.world_size,
-                training.output_dir,
-                companions(self._hang(), config.profiling, config.logging.tensorboard),
-            )
         recorder = instrument(
             output_dir=training.output_dir,
             placement=recording.placement,

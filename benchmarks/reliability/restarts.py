@@ -11,9 +11,6 @@ job ends with status 0, every loss of every step is bit by bit that of a run wit
 run id and an attempt for each start with the right kind of ending and the right rank, and the report reads it
 as one run.
 
---against-none runs every trial without a hang once more without aorta: what does not recover there either is
-torch's own fault.
-
 `own` does so with own_training.py, which knows nothing of aorta: each trial runs it bare and under `aorta
 run`, either of them first in turn. What is lost bare is torch's own.
 
@@ -32,7 +29,6 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -50,7 +46,6 @@ from aorta.records.reader import read_run, read_steps  # noqa: E402
 KINDS = ("exception", "sigkill", "oom", "hang")
 ENDINGS = {"exception": "crashed", "sigkill": "killed", "oom": "crashed", "hang": "hung"}
 NUM_STEPS, CHECKPOINT_EVERY = 20, 5
-WITHOUT_AORTA = ("recording.enabled=false", "hang.enabled=false")
 MODEL = {"hidden": 16, "ffn": 24, "num_layers": 1, "vocab_size": 32}
 
 
@@ -65,9 +60,6 @@ def restarts() -> int:
     parser.add_argument("--limit-s", type=float, default=240.0, help="for one trial")
     parser.add_argument("--jobs", type=int, default=1, help="trials at the same time")
     parser.add_argument("--total-s", type=float, default=float("inf"), help="no trial begins after that")
-    parser.add_argument(
-        "--against-none", action="store_true", help="run each trial without a hang again, without aorta"
-    )
     options = parser.parse_args()
     until_s = time.monotonic() + options.total_s
     results: list[dict[str, Any]] = []
@@ -85,11 +77,7 @@ def restarts() -> int:
             if time.monotonic() > until_s:
                 return None
             faults = faults_of(number, options.ranks)
-            result = judged(folder / str(number), number, faults, expected, options)
-            if options.against_none and all(fault["kind"] != "hang" for fault in faults):
-                status, seconds, _ = launch(folder / f"{number}-without", faults, options, WITHOUT_AORTA)
-                result["without_aorta"] = {"status": status, "s": round(seconds, 1)}
-            return result
+            return judged(folder / str(number), number, faults, expected, options)
 
         for result in pool.map(trial, numbers):
             if result is None:
@@ -99,9 +87,6 @@ def restarts() -> int:
             write(options.output, results)
     num_right = sum(result["right"] for result in results)
     print(f"{num_right} of {len(results)} recovered and are one run; {len(numbers)} were asked for")
-    without = [result["without_aorta"]["status"] for result in results if "without_aorta" in result]
-    if without:
-        print(f"without aorta {without.count(0)} of {len(without)} recovered (no hangs among them)")
     return 0 if num_right == len(numbers) else 1
 
 
@@ -121,10 +106,7 @@ def faults_of(number: int, num_ranks: int) -> list[dict[str, Any]]:
 
 
 def launch(
-    folder: Path,
-    faults: list[dict[str, Any]],
-    options: argparse.Namespace,
-    further: Sequence[str] = (),
+    folder: Path, faults: list[dict[str, Any]], options: argparse.Namespace
 ) -> tuple[int | None, float, str]:
     """Exit status (None: it did not end in time), seconds, the end of what it wrote."""
     overrides = [
@@ -133,7 +115,7 @@ def launch(
         "training.batch_size=1", "data.seq_len=8", f"distributed.backend={options.backend}",
         f"parallel.mode={options.mode}", f"hang.timeout_s={options.hang_s:g}", "hang.action=abort",
         "logging.tensorboard=false",
-        *(f"model.{name}={value}" for name, value in MODEL.items()), *further,
+        *(f"model.{name}={value}" for name, value in MODEL.items()),
     ]  # fmt: skip
     if options.backend == "gloo":
         overrides.append("training.device=cpu")
