@@ -95,9 +95,11 @@ def demo_command(config: str, output: Path, open_page: bool, settings: tuple[str
     the run's folder.
     """
     from aorta.cli.report import write_and_print
+    from aorta.cli.run import check_output
     from aorta.device.backend import accelerator
 
     refuse_mistakes(2, config, settings)
+    check_output(output)
     environment = {"OMP_NUM_THREADS": "1"} | module_environment()  # torchrun's choice, without its warning
     num_gpus = accelerator().count()
     if num_gpus < 2:

@@ -423,7 +423,7 @@ def mean_keys(seq_len: int, window: int | None) -> float:
 
 
 def load_model(name_or_path: str) -> Model:
-    """A model of config/models by name or alias, or of a YAML file."""
+    """A model of aorta/projection/models by name or alias, or of a YAML file."""
     path = packaged(Path(name_or_path), "models", MODEL_DIR)
     if path.suffix in (".yaml", ".yml"):
         if not path.exists():
@@ -438,7 +438,7 @@ def load_model(name_or_path: str) -> Model:
         raise ConfigError(f"--model {name_or_path}: not a model file by its name; {form}")
     count = len(set(model_files().values()))
     hint = did_you_mean(
-        name_or_path.lower(), known_names(), f"; config/models has {count}, such as llama3-8b"
+        name_or_path.lower(), known_names(), f"; aorta/projection/models has {count}, such as llama3-8b"
     )
     raise ConfigError(f"--model {name_or_path} is not known{hint}")
 
@@ -484,6 +484,6 @@ def name_key(name: str) -> tuple[str, ...]:
 
 @cache
 def models() -> dict[str, Model]:
-    """Every model of config/models by name."""
+    """Every model of aorta/projection/models by name."""
     loaded = (convert(read_yaml(path), Model, str(path)) for path in sorted(MODEL_DIR.glob("*.yaml")))
     return {model.name: model for model in loaded}

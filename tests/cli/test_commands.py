@@ -67,6 +67,7 @@ for words in commands(main):
         (("run", "--to", "promtheus=x", "--", "true"), BAD_INPUT, "did you mean 'prometheus'?"),
         (("run", "--to", "prometheus", "--", "true"), BAD_INPUT, "must look like prometheus=TARGET"),
         (("train", "--config", "fsdpp"), BAD_INPUT, "fsdpp"),
+        (("demo", "-o", "/proc/x"), BAD_INPUT, "cannot record into /proc/x"),
         (("queues", "nowhere"), BAD_INPUT, "nowhere is not a command"),
         (("program", "lint", "nowhere"), BAD_INPUT, "cannot read nowhere"),
         (("program", "lint", "/dev/zero"), BAD_INPUT, "cannot read /dev/zero: it is no regular file"),
