@@ -70,8 +70,6 @@ OF_THEIR_LINE: tuple[CauseKind, ...] = (
 goes with it."""
 IN_AN_UPDATE = 8
 """Optimizer steps that learn from what was gathered before the first of them, at most."""
-SMALL_SHARE = 0.1
-"""Of the step, that slow steps which call the model may take, however seldom they come."""
 CALLS_THE_MODEL = 0.25
 """Of what was sampled in a line, that is in a module."""
 OF_HOSTS = ("synchronisation", "small_messages", "launch_bound", "program_code", "optimizer")
@@ -101,8 +99,8 @@ BY_IDLE_TIME: tuple[CauseKind, ...] = (
 )
 """Kinds that spans of the host or bytes do not bound."""
 NEED_A_LINE = ("asleep", "slow_steps")
-"""Losses that come with no period and are in no line of the program, though its stacks were sampled, are
-noise of the machine, torch's other threads that lack cores, or longer batches."""
+"""Pauses in no line of the program, though its stacks were sampled, are noise of the machine, torch's
+other threads that lack cores, longer batches, or data that the model gathers for several steps."""
 IN_FORCE = re.compile(r"in force($|:)")
 """In a remedy of which the best part is set already."""
 LEFT_IN_FORCE = 0.25
@@ -202,9 +200,10 @@ def _of_no_usual_step(cause: Cause, finding: CauseFinding, judged: Run, account:
     was_seen = finding.kind in SEEN or (finding.kind == "pause" and "op" not in finding.facts)
     slow, line = finding.occasions, cause.line
     if slow is not None:
-        is_short = cause.share < SMALL_SHARE or 0 < (slow.period or 0) <= IN_AN_UPDATE
-        is_short = is_short and finding.facts.get("op") == "slow_steps"
-        if not is_short or line is None or sampled_in_modules(judged, line) < CALLS_THE_MODEL:
+        # An evaluation that calls eval(), or has a loader, is in no step.
+        may_be = finding.kind == "pause" or 0 < (slow.period or 0) <= IN_AN_UPDATE
+        may_be = may_be and finding.facts.get("op") == "slow_steps"
+        if not may_be or line is None or sampled_in_modules(judged, line) < CALLS_THE_MODEL:
             return ""
         return (
             f"{subject}: {quantity(cause.ms, 'ms')} a step. The model is called there: data for an update of"
@@ -549,12 +548,18 @@ def cause_of(
     share = value.ms / step
     is_vague = value.interval_ms is None and judged.source not in TRACE_SOURCES
     least = _least_share(rule, finding, judged) * (FEW_STEPS_FACTOR if is_vague else 1)
+    if finding.kind == "optimizer" and not account.on_device:  # its own time, of what is the program's own
+        least *= 1 - account.share("core_taken")
     if share < least or (rule.needs_interval and not value.is_sure(finding.ms, least * step)):
         if not finding.is_risk:
             return None
         value, share = Worth(0.0, None, "no time is lost yet"), 0.0
     line = line_of(finding, judged)
-    if line is None and not value.often and finding.facts.get("op") in NEED_A_LINE and _has_samples(judged):
+    is_of_workers = finding.kind == "data_loading" and "workers" in stack and not value.is_rare
+    if is_of_workers and line is not None and line.doing == "runs":
+        return None  # it takes batches out of the workers' hands, which more of them do not shorten
+    needs_line = finding.kind == "pause" and finding.facts.get("op") in NEED_A_LINE
+    if line is None and needs_line and _has_samples(judged):
         return None
     facts = fact_texts(finding, judged, step, path) | program_of(judged.record)[1]
     waited_ms = value.each_ms if finding.kind == "data_loading" else 0.0

@@ -177,17 +177,17 @@ def test_collections_are_not_named_again_as_the_programs_code(tmp_path, every, m
     assert [cause.kind for cause in causes(judge(load_run(folder, "run")))] == ["garbage_collection"]
 
 
-def test_slow_steps_in_no_line_are_told_where_they_come_with_a_period(tmp_path):
-    """Of 40 ms that every fifth step, or some, are longer by, stacks show the backward pass alone."""
-    for name, slow, kinds in (("every", range(0, STEPS, 5), ["pause"]), ("some", {3, 4, 9, 13, 24, 26}, [])):
+def test_slow_steps_in_no_line_are_not_told(tmp_path):
+    """Of 40 ms that every fifth step is longer by, stacks show the backward pass alone."""
 
-        def make(rank, step, noise, slow=slow):
-            return Host().work(30.0 * noise.gauss(1, 0.01) + 40.0 * (step in slow)).comm(2.0)
+    def make(rank, step, noise):
+        return Host().work(30.0 * noise.gauss(1, 0.01) + 40.0 * (step % 5 == 0)).comm(2.0)
 
-        folder = run_of(tmp_path / name, make)
-        for rank in (0, 1):
-            write_stacks(folder, rank, COMMON)
-        assert [cause.kind for cause in causes(judge(load_run(folder, "run")))] == kinds
+    folder = run_of(tmp_path, make)
+    assert [cause.kind for cause in causes(judge(load_run(folder, "run")))] == ["pause"]
+    for rank in (0, 1):
+        write_stacks(folder, rank, COMMON)
+    assert causes(judge(load_run(folder, "run"))) == []
 
 
 def test_slow_steps_are_not_in_the_line_that_calls_backward(tmp_path):
@@ -209,7 +209,8 @@ def test_slow_steps_are_not_in_the_line_that_calls_backward(tmp_path):
     [
         pytest.param(2, "forward", [], id="a-policy-gathers-for-two-steps"),
         pytest.param(2, "rest", ["program_code"], id="an-environment-for-two-steps"),
-        pytest.param(10, "forward", ["pause"], id="an-evaluation"),
+        pytest.param(10, "forward", [], id="a-policy-gathers-for-ten-steps"),
+        pytest.param(10, "rest", ["pause"], id="statistics-in-every-tenth-step"),
     ],
 )
 def test_an_update_of_several_steps_that_begins_with_calls_of_the_model_is_no_loss(
@@ -496,4 +497,17 @@ def test_a_thread_sleeps_in_a_line_or_is_not_said_to(tmp_path, name, doing, kind
     folder = run_of(tmp_path, make)
     for rank in (0, 1):
         write_stacks(folder, rank, COMMON, (name, "rest" if kinds else "backward", doing, 10.0))
+    assert [cause.kind for cause in causes(judge(load_run(folder, "run")))] == kinds
+
+
+@pytest.mark.parametrize(("doing", "kinds"), [("sleeps", ["data_loading"]), ("runs", [])])
+def test_more_workers_do_not_shorten_what_taking_a_batch_from_them_takes(tmp_path, doing, kinds):
+    run = run_record(2, program={"loaders": [{"num_workers": 2, "num_batches": 99, "num_epochs": 1}]})
+
+    def make(rank, step, noise):
+        return Host().work(10.0, "data").work(30.0 * noise.gauss(1, 0.01)).comm(2.0)
+
+    folder = run_of(tmp_path, make, run)
+    for rank in (0, 1):
+        write_stacks(folder, rank, COMMON, ("augment", "data", doing, 10.0))
     assert [cause.kind for cause in causes(judge(load_run(folder, "run")))] == kinds

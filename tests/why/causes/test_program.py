@@ -48,6 +48,10 @@ def slow_loader(rank, step, noise):
     return Host().work(9.0, "data").work(30.0 * noise.gauss(1, 0.01)).comm(2.0)
 
 
+def slow_epochs(rank, step, noise):
+    return Host().work(60.0 * (step % 8 == 0), "data").work(30.0 * noise.gauss(1, 0.01)).comm(2.0)
+
+
 def slow_optimizer(rank, step, noise):
     return (
         Host().work(30.0 * noise.gauss(1, 0.01)).comm(2.0).work(24.0, "optimizer", "SGD", size=4 * MIB // 10)
@@ -69,7 +73,7 @@ def broadcasts(rank, step, noise):
             id="few-workers",
         ),
         pytest.param(
-            slow_loader,
+            slow_epochs,
             {"loaders": LOADER | {"num_workers": 3, "num_epochs": 9}},
             "persistent_workers=True at train.py:41",
             id="workers-start-anew",
