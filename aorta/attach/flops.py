@@ -13,9 +13,10 @@ import random
 import sys
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from itertools import pairwise
+from types import MappingProxyType
 from typing import Any, NamedTuple
 from weakref import ref
 
@@ -26,13 +27,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
 from torch.utils.flop_counter import FlopCounterMode, flop_registry
 
+from aorta.attach.backward_graphs import BackwardGraphs
 from aorta.attach.layout_copies import LayoutCopies, line_of
 from aorta.attach.loss_loops import LossLoops
 from aorta.attach.needless_batches import NeedlessBatches, unwrapped
 from aorta.attach.needless_operators import NeedlessOperators, Table
 from aorta.attach.operators_by_line import OperatorsByLine
 from aorta.attach.program import program_frame
-from aorta.attach.repeated_backwards import RepeatedBackwards
 from aorta.device.backend import backend_of
 from aorta.records.schema import (
     NO_CALL,
@@ -116,7 +117,7 @@ class ModelCalls:
         self.precision: str | None = None
         """In which most of the work is done, by autocast and the parameters' type."""
         self._copied, self._of_loss = LayoutCopies(), LossLoops()
-        self._backwards = RepeatedBackwards()
+        self._graphs = BackwardGraphs()
         self._batches = NeedlessBatches()
         self._num_calls = Counter[int]()
         """In the open step, by module."""
@@ -151,7 +152,7 @@ class ModelCalls:
             self._sizes[-1].clear()
         self._copied.end()
         self._of_loss.end_step()
-        self._backwards.end_step()
+        self._graphs.end_step()
         self._batches.end_step()
         is_first = len(self._sizes) == 1
         self._unread = {
@@ -173,7 +174,7 @@ class ModelCalls:
         with suppress(Exception):
             self._of_loss.backward_begins(roots)
             if adds and self._original is not None:
-                self._backwards.backward_begins(roots)
+                self._graphs.backward_begins(roots)
 
     @property
     def loss_loop(self) -> LossLoop | None:
@@ -200,7 +201,9 @@ class ModelCalls:
                 calls._depth -= 1
             with suppress(Exception):
                 if torch.is_grad_enabled() and calls._is_model(self):
-                    calls._of_loss.model_returns(_tensors(result))
+                    outputs = _tensors(result)
+                    calls._of_loss.model_returns(outputs)
+                    calls._graphs.model_returns(self, outputs)
             return result
 
         self._owner, self._original, self._call = owner, original, call
@@ -390,8 +393,15 @@ class ModelCalls:
         if not models:
             return None, self._error or (NO_CALL if self._trained else NO_OPTIMIZER)
         try:
+            taken = self._graphs.parts_taken()
             counted = {
-                key: _counted(*kind, self._constant(key, kind), self._fuses) for key, kind in models.items()
+                key: _counted(
+                    *kind,
+                    self._constant(key, kind),
+                    self._fuses,
+                    {place: part for (of, place), part in taken.items() if of == key[0]},
+                )
+                for key, kind in models.items()
             }
         except Exception as error:
             return None, _text_of(error)
@@ -438,7 +448,7 @@ class ModelCalls:
         of_bytes: dict[str, Any] = {"bytes": float(num_bytes), "again_bytes": float(again_bytes)}
         twice, twice_at = self._batches.again()
         padding, columns = self._batches.padding()
-        repeats, backwards_at = self._backwards.found()
+        repeats, backwards_at = self._graphs.repeats()
         of_backward = sum(self._times[key] * (one.flops - one.forward[0]) for key, one in counted.items())
         of_rows = {
             number: (1 - table.num_looked_up / table.num_rows) * table.num_rows * table.row_bytes
@@ -657,10 +667,13 @@ def _counted(
     named: Any,
     constant: Iterable[torch.Tensor] = (),
     fuses: bool = True,
+    taken: Mapping[int, float] = MappingProxyType({}),
     needs_gradient: bool = True,
 ) -> _Count:
     """Of a forward and a backward pass of a copy without data; a checkpointed module's second forward counts
-    apart. Raises NotCountedError, and whatever the model raises."""
+    apart. Raises NotCountedError, and whatever the model raises.
+
+    taken: by place among its outputs, the part of the entries that the loss takes."""
     counter = FlopCounterMode(
         display=False, custom_mapping={getattr(torch.ops.aten, "_grouped_mm", None): _grouped_mm}
     )
@@ -676,7 +689,7 @@ def _counted(
         quiet = torch.autograd.set_detect_anomaly(False)  # else it warns of values that a copy has not
         with quiet, torch.enable_grad(), torch.device("meta"), _without_autocast(watched), watched, counter:
             given = _tensors(model(*args, **named))
-            watched.needless.returned(given)
+            watched.needless.returned(given, taken)
             outputs = [leaf for leaf in given if leaf.requires_grad]
             again.is_backward = watched.is_backward = True
             forward = int(counter.get_total_flops()), watched.num_bytes - watched.needless.bytes_left_out

@@ -6,7 +6,7 @@ rows of one 1, with matrices of zeros, and those of which a part is read.
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -52,13 +52,13 @@ class _Product:
         self.result, self.flops, self.passes, self.line = result, flops, passes, line
         self.handed_on: list[torch.Tensor] = []
         """Held, so that no other tensor gets their storages' numbers."""
-        self._read: dict[Any, int] = {}
+        self._read: dict[Any, float] = {}
         """Entries, by place and shape."""
 
-    def read(self, one: torch.Tensor, picked: torch.Tensor | None = None) -> None:
+    def read(self, one: torch.Tensor, picked: torch.Tensor | None = None, part: float = 1.0) -> None:
         """picked: of it, by numbers that nobody knows here."""
         place = len(self._read) if picked is not None else (one.storage_offset(), one.shape, one.stride())
-        self._read[place] = (one if picked is None else picked).numel()
+        self._read[place] = part * (one if picked is None else picked).numel()
 
     @property
     def part_read(self) -> float:
@@ -176,11 +176,11 @@ class NeedlessOperators:
         """By id of the parameter: those with dense gradients that nothing but an index reads."""
         return {key: table for key, table in self._tables.items() if key not in self._used_otherwise}
 
-    def returned(self, outputs: Iterable[torch.Tensor]) -> None:
-        """What the model gives is read."""
-        for one in outputs:
+    def returned(self, outputs: Iterable[torch.Tensor], taken: Mapping[int, float]) -> None:
+        """What the model gives is read. taken: as of _counted."""
+        for place, one in enumerate(outputs):
             if (product := self._products_read.get(one.untyped_storage()._cdata)) is not None:
-                product.read(one)
+                product.read(one, part=taken.get(place, 1.0))
 
     @property
     def unused(self) -> Counter[StackFrame | None]:

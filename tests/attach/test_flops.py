@@ -901,6 +901,32 @@ def test_a_product_of_which_a_part_is_read(form):
     assert not work.unused or work.unused_at.function == "Chosen.forward"
 
 
+@pytest.mark.parametrize(
+    ("choose", "part"),
+    [
+        (lambda y: [y[:, -1]], 1 / S),
+        (lambda y: [y[:, -2:, :]], 2 / S),
+        (lambda y: [y[torch.arange(B * S).reshape(B, S) % 4 == 0]], 1 / 4),
+        (lambda y: [y[:, 0], y[:, 1]], 2 / S),  # by two passes
+        (lambda y: [y.relu()[:, -1]], 1.0),
+        (lambda y: [y], 1.0),
+    ],
+    ids=["the last", "a stretch", "by a mask", "two losses", "behind another", "all"],
+)
+def test_a_product_of_which_the_loss_takes_a_part(choose, part):
+    model, calls = Chosen("all"), ModelCalls()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    for step in range(3):
+        calls.begin_step([optimizer], step)
+        losses = [one.sum() for one in choose(model(torch.zeros(B, S, D)))]
+        for loss in losses:
+            calls.backward_begins([loss], True)
+            loss.backward(retain_graph=True)
+        calls.end_step()
+    calls.count()
+    assert calls.work.unused == pytest.approx((1 - part) * 2 * 2 * B * S * D * VOCABULARY)
+
+
 class Neighbours(nn.Module):
     def __init__(self, num_of_each):
         super().__init__()

@@ -1,0 +1,143 @@
+"""What the graphs of backward passes tell, in a few steps: operators that several passes of a step go
+through, as one pass of the sum of their losses would not; and how much of a model's outputs the loss takes.
+
+Passes are not one where gradients were set back or an optimizer stepped in between, or one keeps its graph.
+"""
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+
+from aorta.attach.layout_copies import line_of
+from aorta.attach.program import program_frame
+from aorta.device.backend import backend_of
+from aorta.records.stacks import StackFrame
+
+MOST_NODES = 20_000
+MOST_ENDS = 64
+"""Outputs of models that are held in a step: each holds its graph."""
+PRODUCTS = ("mm", "conv", "attention", "lstm", "gru", "rnn")
+"""Parts of names of operators that take most of a backward pass."""
+ACCUMULATE = "torch::autograd::AccumulateGrad"
+LOOKED_AT = 8
+"""Parameters, whose gradients tell whether they were set back."""
+Output = tuple[int, int]
+"""Id of a module, and place among its outputs."""
+
+
+class BackwardGraphs:
+    """Of a few steps."""
+
+    def __init__(self) -> None:
+        self._seen: set[Any] = set()
+        """Operators, in the open step; their graph is held as long."""
+        self._written: list[tuple[Any, int]] = []
+        """Parameters that an earlier pass of it gave gradients, and their versions."""
+        self._again = self._num = 0
+        self._at = Counter[StackFrame | None]()
+        self._ends: dict[Any, Output] = {}
+        """Where gradients come to the outputs of models, in the open step."""
+        self._taken = defaultdict[Output, Any](float)
+        """In the open step, by all its passes and calls."""
+        self._parts = defaultdict[Output, list[Any]](list)
+
+    def model_returns(self, module: Any, outputs: Iterable[torch.Tensor]) -> None:
+        for place, one in enumerate(outputs):
+            if one.grad_fn is not None and len(self._ends) < MOST_ENDS:
+                self._ends[one.grad_fn] = id(module), place
+
+    def backward_begins(self, roots: Iterable[Any]) -> None:
+        """One that adds to the gradients of parameters, and of which no graph is made."""
+        followed, leaves = _graph_of(roots)
+        operators = set(followed)
+        if self._written and not all(map(_is_kept, self._written)):
+            self._seen, self._written = set(), []
+        again = _num_products(operators & self._seen)
+        self._again, self._num = self._again + again, self._num + _num_products(operators - self._seen)
+        if again:
+            frame = program_frame()
+            self._at[None if frame is None else line_of(frame)] += again
+        self._seen |= operators
+        self._written += [(one, one._version) for one in leaves[:LOOKED_AT]]
+        for end, output in self._ends.items():
+            if end in operators:
+                self._taken[output] = self._taken[output] + _part_taken(end, followed)
+
+    def end_step(self) -> None:
+        for output, part in self._taken.items():
+            self._parts[output].append(part)
+        self._taken.clear()
+        self._seen, self._written, self._ends = set(), [], {}
+
+    def repeats(self) -> tuple[float, StackFrame | None]:
+        """How often more the operators of a step are gone through than once, and the line of most of it."""
+        return self._again / max(self._num, 1), max(self._at, key=self._at.__getitem__, default=None)
+
+    def parts_taken(self) -> dict[Output, float]:
+        """Of the entries of an output, in the step that takes most."""
+        return {output: min(max(map(float, parts)), 1.0) for output, parts in self._parts.items()}
+
+
+def _is_kept(written: tuple[Any, int]) -> bool:
+    parameter, version = written
+    grad = parameter.grad
+    if grad is None or parameter._version != version:
+        return False
+    # A device is not waited for, and of a DTensor it would be a collective.
+    return type(grad) is not torch.Tensor or backend_of(grad.device).is_device or bool(grad.any())
+
+
+def _num_products(operators: set[Any]) -> int:
+    return sum(any(part in one.name().lower() for part in PRODUCTS) for one in operators)
+
+
+def _graph_of(roots: Iterable[Any]) -> tuple[dict[Any, list[Any]], list[Any]]:
+    """Operators with those that take what they give, and the parameters that the graph ends at; none of one
+    that is too large."""
+    left = [one.grad_fn for one in roots if getattr(one, "grad_fn", None) is not None]
+    followed: dict[Any, list[Any]] = {one: [] for one in left}
+    leaves = []
+    while left and len(followed) < MOST_NODES:
+        node = left.pop()
+        for before, _ in node.next_functions:
+            if before is None:
+                continue
+            if before.name() == ACCUMULATE:
+                leaves.append(before.variable)
+                continue
+            if before not in followed:
+                followed[before] = []
+                left.append(before)
+            followed[before].append(node)
+    return ({}, []) if left else (followed, leaves)
+
+
+def _part_taken(node: Any, followed: dict[Any, list[Any]]) -> Any:
+    """Of the entries that an operator gives, by those that choose some; a tensor where a mask tells."""
+    total: Any = 0.0
+    for one in followed[node]:
+        part = _part_chosen(one)
+        if part is None:
+            return 1.0
+        total = total + part * _part_taken(one, followed)
+    return total if followed[node] else 1.0
+
+
+def _part_chosen(node: Any) -> Any:
+    """None of an operator that takes all."""
+    name = node.name()
+    if name not in ("SelectBackward0", "SliceBackward0", "IndexBackward0"):
+        return None
+    sizes = node._saved_self_sym_sizes
+    if name == "IndexBackward0":
+        masks = [one for one in node._saved_indices if one is not None]
+        is_mask = len(masks) == 1 and masks[0].dtype == torch.bool and type(masks[0]) is torch.Tensor
+        return masks[0].float().mean() if is_mask else None
+    size = sizes[node._saved_dim]
+    if name == "SelectBackward0":
+        return 1 / size
+    start, end = (one - 2**64 if one >= 2**63 else one for one in (node._saved_start, node._saved_end))
+    end = size if end < 0 and node._saved_end >= 2**64 - 1 else end
+    return len(range(*slice(start, end, node._saved_step).indices(size))) / size
