@@ -33,6 +33,8 @@ class BackwardGraphs:
     def __init__(self) -> None:
         self._seen: set[Any] = set()
         """Operators, in the open step; their graph is held as long."""
+        self.reached: set[Any] = set()
+        """The same, whatever was set back since."""
         self._written: list[tuple[Any, int]] = []
         """Parameters that an earlier pass of it gave gradients, and their versions."""
         self._again = self._num = 0
@@ -48,10 +50,13 @@ class BackwardGraphs:
             if one.grad_fn is not None and len(self._ends) < MOST_ENDS:
                 self._ends[one.grad_fn] = id(module), place
 
-    def backward_begins(self, roots: Iterable[Any]) -> None:
-        """One that adds to the gradients of parameters, and of which no graph is made."""
+    def backward_begins(self, roots: Iterable[Any], adds: bool) -> None:
+        """adds: to the gradients of parameters, without a graph of its own."""
         followed, leaves = _graph_of(roots)
         operators = set(followed)
+        self.reached |= operators
+        if not adds:
+            return
         if self._written and not all(map(_is_kept, self._written)):
             self._seen, self._written = set(), []
         again = _num_products(operators & self._seen)
@@ -69,7 +74,7 @@ class BackwardGraphs:
         for output, part in self._taken.items():
             self._parts[output].append(part)
         self._taken.clear()
-        self._seen, self._written, self._ends = set(), [], {}
+        self._seen, self.reached, self._written, self._ends = set(), set(), [], {}
 
     def repeats(self) -> tuple[float, StackFrame | None]:
         """How often more the operators of a step are gone through than once, and the line of most of it."""

@@ -152,8 +152,8 @@ class ModelCalls:
             self._sizes[-1].clear()
         self._copied.end()
         self._of_loss.end_step()
+        self._batches.end_step(self._graphs.reached)
         self._graphs.end_step()
-        self._batches.end_step()
         is_first = len(self._sizes) == 1
         self._unread = {
             key: (held, first, None if is_first else _some_of(one))
@@ -173,8 +173,8 @@ class ModelCalls:
         parameters, and nothing else."""
         with suppress(Exception):
             self._of_loss.backward_begins(roots)
-            if adds and self._original is not None:
-                self._graphs.backward_begins(roots)
+            if self._original is not None:
+                self._graphs.backward_begins(roots, adds)
 
     @property
     def loss_loop(self) -> LossLoop | None:
@@ -204,6 +204,7 @@ class ModelCalls:
                     outputs = _tensors(result)
                     calls._of_loss.model_returns(outputs)
                     calls._graphs.model_returns(self, outputs)
+                    calls._batches.returned(outputs)
             return result
 
         self._owner, self._original, self._call = owner, original, call
@@ -229,7 +230,7 @@ class ModelCalls:
                 key = self._note_kind(module, leaves, structure) if len(self._sizes) == 1 else None
                 self._note_given(module, leaves, key)
                 with suppress(Exception):  # nothing is said of batches
-                    self._batches.called(module, leaves, key, False, None)
+                    self._batches.called(module, leaves, key, False, _line())
                     num_dims = 2 if size[1] else 3  # frames of sound, and the like
                     self._batches.is_table(next(one for one in leaves if getattr(one, "ndim", 0) == num_dims))
             except Exception as error:

@@ -5,7 +5,9 @@ Nothing of the tokens is kept but the part of them that is padding. It stays on 
 """
 
 from collections import Counter
-from typing import Any, NamedTuple
+from collections.abc import Set
+from dataclasses import dataclass, field
+from typing import Any
 from weakref import ref
 
 import torch
@@ -19,16 +21,20 @@ MOSTLY = 0.5
 """Of the steps that were noted."""
 
 
-class _Call(NamedTuple):
-    """With or without gradients."""
-
+@dataclass(slots=True, eq=False)
+class _Call:
     module: int
     given: list[Any]
     """References to tensors."""
     key: Any
     """Of its kind, with gradients in the first step."""
-    line: StackFrame | None
+    is_quiet: bool
     """Without gradients."""
+    line: StackFrame | None
+    ends: set[Any] = field(default_factory=set)
+    """Operators that gave its results, while its step is open."""
+    is_reached: bool = False
+    """A backward pass came to them."""
 
 
 class NeedlessBatches:
@@ -41,6 +47,8 @@ class NeedlessBatches:
         self._num_steps = self._num_with_again = self._number = 0
         """Steps that can tell: those behind another one that was noted."""
         self._is_next = self._is_again = False
+        self._pairs: list[tuple[_Call, _Call]] = []
+        """Calls with gradients of the open step, and others with the same batch."""
         self._again = Counter[Any]()
         self._lines = Counter[StackFrame | None]()
         self._padding: list[torch.Tensor] = []
@@ -55,16 +63,28 @@ class NeedlessBatches:
     ) -> None:
         """key: of the kind of call, in the first step. is_quiet: without gradients."""
         given = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
-        call = _Call(id(unwrapped(module)), [ref(one) for one in given], key, line if is_quiet else None)
-        for other in [*self._calls, *(self._before if is_quiet else ())]:
+        call = _Call(id(unwrapped(module)), [ref(one) for one in given], key, is_quiet, line)
+        for other in [*self._calls, *self._before]:
             is_one = other.module == call.module and len(other.given) == len(given) > 0
-            if is_one and (other.line is None) == is_quiet and all(map(_is, other.given, given)):
-                self._is_again = True
-                self._lines[call.line or other.line] += 1
-                if (known := key or other.key) is not None:
-                    self._again[known] += 1
+            if not is_one or not all(map(_is, other.given, given)):
+                continue
+            if not is_quiet and not other.is_quiet:
+                self._pairs.append((call, other))
+            elif other.is_quiet != is_quiet and (is_quiet or other not in self._before):
+                self._is_once_more(call if is_quiet else other, key or other.key)
                 break
         self._calls.append(call)
+
+    def returned(self, outputs: list[torch.Tensor]) -> None:
+        """What the last call gives."""
+        if self._calls:
+            self._calls[-1].ends = {one.grad_fn for one in outputs if one.grad_fn is not None}
+
+    def _is_once_more(self, call: _Call, key: Any) -> None:
+        self._is_again = True
+        self._lines[call.line] += 1
+        if key is not None:
+            self._again[key] += 1
 
     def is_table(self, tokens: torch.Tensor) -> None:
         """Note how much of a table of tokens is padding.
@@ -87,7 +107,15 @@ class NeedlessBatches:
             sides = torch.stack([_padding(tokens), _padding(tokens.flip(1))])
             self._padding.append(sides)
 
-    def end_step(self) -> None:
+    def end_step(self, reached: Set[Any]) -> None:
+        """reached: operators that backward passes of the step came to."""
+        for call in self._calls:
+            call.is_reached, call.ends = bool(call.ends & reached), set()
+        for pair in self._pairs:
+            if {one.is_reached for one in pair} == {True, False}:
+                needless = min(pair, key=lambda one: one.is_reached)
+                self._is_once_more(needless, pair[0].key or pair[1].key)
+        self._pairs.clear()
         self._num_steps += self._is_next or self._is_again
         self._num_with_again += self._is_again
         self._is_again = False

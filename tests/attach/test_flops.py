@@ -487,8 +487,14 @@ def test_gradients_of_rows_that_nobody_looks_up(form):
     assert form != "dense" or work.rows_at.function == "Looked.forward"
 
 
-@pytest.mark.parametrize("form", ["after", "before", "in the next step", "another batch", "now and then"])
-def test_a_batch_that_goes_forward_once_more_without_gradients(form):
+@pytest.mark.parametrize(
+    "form",
+    [
+        *("after", "before", "in the next step", "another batch", "now and then"),
+        *("with gradients", "with gradients, in the next step", "both of use"),
+    ],
+)
+def test_a_batch_that_goes_forward_once_more_for_nothing_that_trains(form):
     model, optimizer = Probe(), torch.optim.SGD(Probe().parameters(), 0.1)
     optimizer.param_groups[0]["params"] = [*model.parameters()]
     calls, before = ModelCalls(), None
@@ -497,9 +503,13 @@ def test_a_batch_that_goes_forward_once_more_without_gradients(form):
         calls.begin_step([optimizer], step)
         if form == "before":
             measured(model, x)
-        if form == "in the next step" and step:
-            measured(model, before)
-        model(x).sum().backward()
+        if form.endswith("in the next step") and step:
+            measured(model, before, "with" in form)
+        loss = (model(x) + model(x) if form == "both of use" else model(x)).sum()
+        calls.backward_begins([loss], True)
+        loss.backward()
+        if form == "with gradients":
+            measured(model, x, True)
         if form == "after" or (form == "now and then" and step == 0):
             measured(model, x)
         if form == "another batch":
@@ -507,13 +517,13 @@ def test_a_batch_that_goes_forward_once_more_without_gradients(form):
         calls.end_step()
         before = x
     calls.count()
-    found = form in ("after", "before", "in the next step")
+    found = form in ("after", "before") or form.startswith("with") or form.endswith("in the next step")
     assert calls.work.twice == (3 * PRODUCT if found else 0)
     assert not found or calls.work.twice_at.function == "measured"
 
 
-def measured(model, x):
-    with torch.no_grad():
+def measured(model, x, has_gradients=False):
+    with torch.set_grad_enabled(has_gradients):
         return model(x).mean()
 
 
