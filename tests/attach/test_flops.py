@@ -11,11 +11,13 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.tensor import Replicate, Shard
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_module, distribute_tensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.testing._internal.distributed.fake_pg import FakeStore
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 from torch.utils.checkpoint import checkpoint
 
 from aorta.attach.flops import (
@@ -27,6 +29,7 @@ from aorta.attach.flops import (
     copy_without_data,
 )
 from aorta.attach.needless_batches import NeedlessBatches
+from aorta.record.census import census
 from aorta.records.schema import LoopKind
 
 B, S, D, HEADS, LAYERS, VOCABULARY = 2, 32, 64, 4, 2, 100
@@ -545,21 +548,60 @@ def test_tokens_that_only_fill_rows_up(rows, found):
     assert batches.padding() == pytest.approx(found)
 
 
-def test_no_operator_is_called_on_a_tensor_of_a_class_of_its_own():
-    """On a DTensor it would be a collective, for which one rank alone would wait."""
+class Issued(TorchDispatchMode):
+    """Names of collectives, and of operators on DTensors."""
 
-    class Sharded(torch.Tensor):
-        @classmethod
-        def __torch_function__(cls, func, types, args=(), kwargs=None):
-            called.append(func)
-            return super().__torch_function__(func, types, args, kwargs)
+    def __init__(self):
+        super().__init__()
+        self.names = []
 
-    called: list[object] = []
-    tokens = torch.tensor([[5, 3, 0, 0], [7, 0, 0, 0]]).as_subclass(Sharded)
-    called.clear()
-    batches = NeedlessBatches()
-    batches.is_table(tokens)
-    assert (called, batches.padding()) == ([], (0.0, 0.0))
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        of_all = func.namespace in ("c10d", "_c10d_functional")
+        if of_all or any(isinstance(leaf, DTensor) for leaf in tree_leaves((args, kwargs))):
+            self.names.append(func.name())
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.heavy
+def test_rank_0_alone_issues_nothing_on_the_programs_dtensors():
+    """It may be a collective, in which it would wait for good: other ranks note no calls of modules."""
+
+    def issued(watches):
+        model = distribute_module(nn.Sequential(nn.Linear(D, D), nn.GELU(), nn.Linear(D, D)), mesh)
+        unread = distribute_module(nn.Linear(D, D), mesh)
+        x = distribute_tensor(torch.ones(B, S, D), mesh, [Shard(0)])
+        optimizer = torch.optim.SGD(model.parameters(), 0.1, foreach=False)
+        calls = ModelCalls()
+        with Issued() as mode:
+            for step in range(2):
+                if watches:
+                    calls.begin_step([optimizer], step)
+                with torch.no_grad():
+                    model(x)
+                loss = unread(model(x)).sum()
+                for parameter in model.parameters():
+                    loss = loss + parameter.abs().sum()
+                for _ in range(2):
+                    if watches:
+                        calls.backward_begins([loss], True)
+                    loss.backward(retain_graph=True)
+                if watches:
+                    calls.end_step()
+                    census(torch.device("cpu"))
+                optimizer.step()
+            if watches:
+                calls.count()
+                calls.batch()
+        return mode.names
+
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
+    try:
+        mesh = init_device_mesh("cpu", (2,), mesh_dim_names=("dp",))
+        own = issued(False)
+        assert len(own) > 50
+        assert issued(True) == own
+    finally:
+        dist.destroy_process_group()
 
 
 def test_copies_that_lines_of_the_program_ask_for():
