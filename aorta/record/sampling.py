@@ -48,7 +48,7 @@ KNOWN_FROM = 4
 MANY_LEFT_OUT = 16
 """Left-out steps after which CPU time of the recorder's own threads is read."""
 MOST_BLOCKS = 64
-LOOK_AFTER_NS = 250_000_000
+LOOK_AFTER_NS = 500_000_000
 """Blocks, and time, after which a decision is looked for in steps that go on."""
 NO_STORE_S = 30.0
 """Time after which a rank without a process group decides for itself."""
