@@ -23,6 +23,7 @@ class KernelEstimate(msgspec.Struct, frozen=True):
     low_s: float
     high_s: float
     details: dict[str, float] = {}
+    """Of a collective: the parts of its time, and its bus bandwidth beside what the links allow."""
 
 
 def estimate(
@@ -58,5 +59,4 @@ def memory_bound(
         bound,
         "memory roofline",
         hardware.efficiency.memory_interval,
-        {"traffic_s": traffic_s, "compute_s": compute_s, "launch_s": launch_s},
     )

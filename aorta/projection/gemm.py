@@ -80,8 +80,6 @@ class GemmSize(msgspec.Struct, frozen=True):
 class Candidates(NamedTuple):
     """Times of candidate kernels, one entry per tile shape."""
 
-    tiles: Array
-    waves: Array
     math_s: Array
     feed_s: Array
     fill_s: Array
@@ -111,31 +109,18 @@ class TileGemm:
         size = GemmSize(m, n, k, dtype, layout, batch)
         if size in self._estimates:
             return self._estimates[size]
-        flops, read, written = size.flops, size.bytes_read, size.bytes_written
         limit = power_flops(self.hardware, dtype)
         sureness = rate_interval(self.hardware, dtype, self.hardware.efficiency.gemm.interval)
-        tried = self._candidates(size, limit, self._memory_s(size, read, written))
+        tried = self._candidates(size, limit, self._memory_s(size, size.bytes_read, size.bytes_written))
         best = int(np.argmin(tried.total_s))
         launch_s = self.hardware.launch.kernel_s
-        unaligned = _unaligned(size)
         self._estimates[size] = estimate(
             float(tried.total_s[best]) + launch_s,
             _bound(tried, best, launch_s),
             "gemm tile",
-            RatioInterval(low=sureness.low, high=sureness.high * UNALIGNED_HIGH) if unaligned else sureness,
-            {
-                "unaligned": float(unaligned),
-                "tile_m": float(self.tile_m[best]),
-                "tile_n": float(self.tile_n[best]),
-                "split_k": float(self.split[best]),
-                "tiles": float(tried.tiles[best]),
-                "waves": float(tried.waves[best]),
-                "schedule_s": float(tried.schedule_s[best]),
-                "power_s": float(tried.power_s[best]),
-                "memory_s": float(tried.memory_s[best]),
-                "launch_s": launch_s,
-                "flops": flops,
-            },
+            RatioInterval(low=sureness.low, high=sureness.high * UNALIGNED_HIGH)
+            if _unaligned(size)
+            else sureness,
         )
         return self._estimates[size]
 
@@ -159,7 +144,7 @@ class TileGemm:
         total_s = np.maximum(work_s, memory_s) + fitted.unhidden * np.minimum(work_s, memory_s)
         total_s = total_s + np.where(self.split > 1, self.hardware.launch.kernel_s, 0.0)
         fill_s = np.full_like(math_s, fitted.fill_s)
-        return Candidates(tiles, waves, math_s, feed_s, fill_s, schedule_s, power_s, memory_s, total_s)
+        return Candidates(math_s, feed_s, fill_s, schedule_s, power_s, memory_s, total_s)
 
     def _lds_s(self, row_bytes: Array) -> Array:
         """Shared memory of one compute unit handing the operands to its matrix units."""

@@ -360,7 +360,6 @@ class Pricer:
             f"{masked.source}, ring of {op.ring}",
             masked.low_s * share,
             masked.high_s * share,
-            unmasked.details,
         )
 
     def _collective(self, op: CollectiveOp) -> KernelEstimate:

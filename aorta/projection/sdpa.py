@@ -112,13 +112,13 @@ class TileSdpa:
         key = (size, backward, family)
         if key in self._estimates:
             return self._estimates[key]
-        flops, inside = size.flops(backward), size.bytes_moved(backward=False) * (2.0 if backward else 1.0)
+        inside = size.bytes_moved(backward=False) * (2.0 if backward else 1.0)
         hardware = self.hardware
         fitted = hardware.efficiency.sdpa(family)
         block = (BACKWARD if backward else FORWARD)[family]
         steps = _steps_backward(size, block) if backward else _steps_forward(size, block)
         step_s, limit = self._step_s(size, backward, fitted, block)
-        schedule_s, waves = self._schedule_s(size, steps, step_s, block)
+        schedule_s = self._schedule_s(size, steps, step_s, block)
 
         executed = float(steps.sum()) * size.batch * size.num_heads * _step_flops(size, backward, block)
         power_s = executed / power_flops(hardware, size.dtype)
@@ -134,15 +134,6 @@ class TileSdpa:
             bound,
             f"attention tile, {family}",
             rate_interval(hardware, size.dtype, fitted.interval),
-            {
-                "schedule_s": schedule_s,
-                "power_s": power_s,
-                "memory_s": memory_s,
-                "beside_s": beside_s,
-                "launch_s": launch_s,
-                "waves": waves,
-                "flops": flops,
-            },
         )
         return self._estimates[key]
 
@@ -173,8 +164,8 @@ class TileSdpa:
 
     def _schedule_s(
         self, size: AttentionSize, steps: NDArray[np.float64], step_s: float, block: Block
-    ) -> tuple[float, float]:
-        """Time until the last tile ends, and waves. steps has one entry per tile of one head."""
+    ) -> float:
+        """Time until the last tile ends. steps has one entry per tile of one head."""
         copies = size.batch * size.num_heads
         tiles = len(steps) * copies
         num_cus = self.hardware.compute.num_cus
@@ -185,7 +176,7 @@ class TileSdpa:
         equal_s = math.ceil(tiles / slots) * longest_s
         total_s = (float(steps.sum()) * step_s * slowdown + len(steps) * fill_s) * copies
         spread_s = max(longest_s, total_s / slots + IDLE_SHARE_OF_LONGEST * longest_s)
-        return (min(equal_s, spread_s) if size.causal else equal_s), tiles / slots
+        return min(equal_s, spread_s) if size.causal else equal_s
 
 
 def _steps_forward(size: AttentionSize, block: Block) -> NDArray[np.float64]:
