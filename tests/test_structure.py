@@ -16,6 +16,8 @@ ROOT = Path(__file__).resolve().parents[1]
 MAPS = (("CONTRIBUTING.md", "folder"), ("docs/design.md", "folder"))
 """Documents with a table of the package's folders, and the header of its first column."""
 PATH = re.compile(r"`((?:aorta|tests|scripts|benchmarks|docs|examples)/[\w./-]*\w)`")
+LISTED = re.compile(r"\b([a-z_]+)\.py\b|^([a-z_]+)/?  +\S", re.MULTILINE)
+"""A file in the docstring of its folder."""
 FILE = re.compile(r"`([\w./-]+\.(?:py|c|sh|yaml|html))`")
 WRITTEN = {"report.html"}
 """Files that a run leaves, not the repository."""
@@ -86,6 +88,17 @@ def test_what_a_map_names_exists(document: str, column: str) -> None:
     files = [f"/{path.relative_to(ROOT).as_posix()}" for path in paths_of_the_repository()]
     gone = [name for name in FILE.findall(text) if not any(file.endswith(f"/{name}") for file in files)]
     assert sorted(set(gone) - WRITTEN) == []
+
+
+def test_files_that_a_folder_lists_are_there() -> None:
+    listed = {
+        (path.parent, "".join(names))
+        for path in (ROOT / "aorta").rglob("__init__.py")
+        for names in LISTED.findall(ast.get_docstring(ast.parse(path.read_text())) or "")
+    }
+    assert len(listed) > 80
+    gone = [(folder.name, name) for folder, name in listed if not [*folder.rglob(f"{name}.py")]]
+    assert [(folder, name) for folder, name in gone if not [*(ROOT / "aorta" / folder).glob(name)]] == []
 
 
 def paths_of_the_repository() -> list[Path]:

@@ -6,7 +6,7 @@ standing    what the report is made of: collectives, stacks, device, flight reco
 last_calls  mapped files with a rank's latest collectives, for a rank that is killed before it can report
 report      the form of hang/rank<n>.json, and reading it
 find        who is waited for, from the reports of all ranks; order: who issued collectives in another order
-__main__    `aorta hang`: the answer, a table and stacks
+show        `aorta hang`: the answer, a table and stacks
 
 watchdog and standing need torch; the others do not, so that reports can be read anywhere.
 """

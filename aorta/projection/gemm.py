@@ -62,11 +62,6 @@ class GemmSize(msgspec.Struct, frozen=True):
         dtype_bytes(self.dtype)
 
     @property
-    def flops(self) -> float:
-        """Multiplications and additions."""
-        return 2.0 * self.batch * self.m * self.n * self.k
-
-    @property
     def bytes_read(self) -> float:
         """A and B once."""
         return dtype_bytes(self.dtype) * self.batch * (self.m * self.k + self.k * self.n)

@@ -84,11 +84,6 @@ class AttentionSize(msgspec.Struct, frozen=True):
             pairs = float(self.seq_q) * self.window - first * (first - 1) / 2.0
         return pairs * self.batch * self.num_heads
 
-    def flops(self, backward: bool) -> float:
-        """QK^T and PV forward; QK^T again, dP, dV, dQ, dK backward."""
-        qk, v = self.head_dim_qk, self.head_dim_v
-        return 2.0 * self.scores * (3 * qk + 2 * v if backward else qk + v)
-
     def bytes_moved(self, backward: bool) -> float:
         """Q, K, V, O once; backward also dO, dQ, dK, dV and dQ in fp32 twice (sum, then convert)."""
         q = self.batch * self.num_heads * self.seq_q

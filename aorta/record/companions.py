@@ -4,7 +4,7 @@ aorta.attach.instrument makes them; the recorder calls them through Companions.
 """
 
 import logging
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from pathlib import Path
 from typing import Protocol
@@ -60,9 +60,9 @@ class Companion:
 class Companions:
     """Passes each call on to all companions. One that fails is logged and left out: training goes on."""
 
-    def __init__(self, companions: Iterable[Companion] = ()) -> None:
-        self._all = list(companions)
-        self.may_change_steps = any(companion.may_change_steps for companion in self._all)
+    def __init__(self) -> None:
+        self._all: list[Companion] = []
+        self.may_change_steps = False
 
     def add(self, companion: Companion) -> None:
         self._all.append(companion)

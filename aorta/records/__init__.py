@@ -7,7 +7,7 @@ seal.py          number and checksum at the end of each line
 rotation.py      keeps a file of lines below 1 GiB
 reader.py        reads step records and run.json
 lines.py         decodes lines and checks their order and values, for reader.py and columns
-columns/         the numbers of the lines as arrays, beside them
+columns.py       the numbers of the lines as arrays, beside them
 state.py         where each rank stands, how it ended, and who ended the run
 run_identity.py  which processes belong to the same run
 requests.py      files by which `aorta capture` asks a running job

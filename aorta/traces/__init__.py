@@ -8,7 +8,6 @@ host_calls, classify
                 what launched a kernel, and what it does by its name
 assemble        Activities to RankTrace (model), with steps by the host's marks
 steps           steps of a trace that has no marks
-cache           a RankTrace kept for the next reading
 quality         faults and gaps of a trace in words
 inventory       device work of each step, with the operators that launched it
 files           opening gzip and SQLite from elsewhere
