@@ -125,8 +125,7 @@ class LoadedRun:
         return dataset_table(self.dataset)
 
     def _repr_html_(self) -> str:
-
-        return run_html(self.dataset)
+        return _preformatted(dataset_table(self.dataset))
 
     def _records(self) -> Iterator[tuple[int, StepRecord]]:
         run = self.judged
@@ -242,18 +241,8 @@ class RunComparison:
         return f"{self.headline}\n\n{comparison_table(self.comparison)}"
 
     def _repr_html_(self) -> str:
-
-        return comparison_html(self.comparison)
-
-
-def run_html(dataset: Dataset) -> str:
-    """The report's table of one run."""
-    return _preformatted(dataset_table(dataset))
-
-
-def comparison_html(comparison: Comparison) -> str:
-    """The headline and the table of a comparison."""
-    return f"<p><b>{escape(comparison.headline)}</b></p>" + _preformatted(comparison_table(comparison))
+        table = _preformatted(comparison_table(self.comparison))
+        return f"<p><b>{escape(self.headline)}</b></p>{table}"
 
 
 def _preformatted(text: str) -> str:

@@ -69,8 +69,8 @@ COMM_RULES: tuple[CommRule, ...] = (
     CommRule(rf"^(?!.*({LOCAL}|gemm|matmul)).*({COLLECTIVE})"),  # with a GEMM: not communication alone
 )
 """Rules that are searched from the top; the first match decides. A program with its own kernels puts its
-rules before these: read_kineto(path, rules=(CommRule(r"my_exchange", "all_to_all"), *COMM_RULES)), or in a
-file for load_rules. Names of copies are searched too, for collectives that copy engines carry out."""
+rules before these: parse_kineto(data, name, rules=(CommRule(r"my_exchange", "all_to_all"), *COMM_RULES)), or
+in a file for load_rules. Names of copies are searched too, for collectives that copy engines carry out."""
 
 
 class _Rule(msgspec.Struct, forbid_unknown_fields=True):

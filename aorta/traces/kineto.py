@@ -80,15 +80,9 @@ _Ranges = dict[tuple[Any, Any], list[tuple[float, float, str]]]
 """Start, end and operation of the annotations nccl:<operation>, by thread."""
 
 
-def read_kineto(
-    path: Path | str,
-    *,
-    rules: Sequence[CommRule] = COMM_RULES,
-    device_index: str | None = None,
-) -> RankTrace:
+def read_kineto(path: Path | str) -> RankTrace:
     """Trace of a .json or .json.gz file."""
-    data = read_bytes(path)
-    return parse_kineto(data, str(path), rules=rules, device_index=device_index)
+    return parse_kineto(read_bytes(path), str(path))
 
 
 def parse_kineto(
