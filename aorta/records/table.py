@@ -521,19 +521,13 @@ class LineTable(StepTable):
 
 def _fields_of(parts: Sequence[Any]) -> dict[str, Sequence[Any]]:
     """Every field of structs of one type, by name; None of those that are None."""
-    present = [part for part in parts if part is not None]
-    if not present:
+    present = next((part for part in parts if part is not None), None)
+    if present is None:
         return {}
-    names = type(present[0]).__struct_fields__
-    columns = dict(zip(names, zip(*map(astuple, present), strict=True), strict=True))
-    if len(present) == len(parts):
-        return dict(columns)
-    return {name: list(_spread(parts, values)) for name, values in columns.items()}
-
-
-def _spread(parts: Sequence[Any], values: Sequence[Any]) -> Iterator[Any]:
-    left = iter(values)
-    return (None if part is None else next(left) for part in parts)
+    names = type(present).__struct_fields__
+    none = (None,) * len(names)
+    rows = [none if part is None else astuple(part) for part in parts]
+    return dict(zip(names, zip(*rows, strict=True), strict=True))
 
 
 class _Places(dict[Any, int]):
@@ -642,8 +636,7 @@ def do_integers_fit(table: StepTable) -> bool:
             columns += [table.items(name).columns[field] for field, kind in fields.items() if kind is int]
     except (OverflowError, ValueError):
         return False
+    # The absolute value of NULL is NULL.
     return all(
-        ((column > -LARGEST) & (column < LARGEST) | (column == NULL)).all()  # type: ignore[operator]
-        for column in columns
-        if column is not None
+        np.abs(column).max(initial=0) < LARGEST for column in columns if isinstance(column, np.ndarray)
     )

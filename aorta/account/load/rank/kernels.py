@@ -3,6 +3,7 @@
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -119,8 +120,11 @@ class NamedKernels:
         if not is_named.any():
             return {}
         short_names = [kernel_name(name, 2 * MOST_LETTERS) for name in names]
-        labels, label_of_id = np.unique(short_names, return_inverse=True)
+        labels = sorted({*short_names})
+        place_of = {label: place for place, label in enumerate(labels)}
+        label_of_id = np.array([place_of[name] for name in short_names])
         row, ids, ms, counts = (column[is_named] for column in (row, ids, ms, counts))
+        num_members = np.bincount(label_of_id[np.bincount(ids, minlength=len(names)) > 0], None, len(labels))
         label = label_of_id[ids]
         longest = np.argsort(-np.bincount(label, ms, len(labels)), kind="stable")[:MOST_NAMES]
         has_kernels, is_complete = np.zeros(num_rows, dtype=bool), np.zeros(num_rows, dtype=bool)
@@ -128,11 +132,10 @@ class NamedKernels:
         is_complete[lines] = is_complete_line
         columns: dict[str, Floats] = {}
         for place in longest.tolist():
-            chosen = label == place
-            num_members = len(np.unique(ids[chosen]))
-            if not num_members:
+            if not num_members[place]:
                 continue
-            is_known = is_complete | (np.bincount(row[chosen], minlength=num_rows) == num_members)
+            chosen = label == place
+            is_known = is_complete | (np.bincount(row[chosen], minlength=num_rows) == num_members[place])
             for metric, values in ((NAME_TIME, ms), (NAME_COUNT, counts)):
                 sums = np.bincount(row[chosen], values[chosen], num_rows)
                 columns[of_operation(metric, labels[place])] = np.where(has_kernels & is_known, sums, np.nan)
@@ -174,6 +177,7 @@ def count_text(count: float | None) -> str:
     return f"{count:,.0f}" if count is not None and count == int(count) else number(count)
 
 
+@lru_cache(4096)  # ranks have the same
 def kernel_name(name: str, max_letters: int = MOST_LETTERS) -> str:
     """A kernel's own name without namespaces, parameters and template arguments, but with the functor or the
     like that tells kernels of one template apart: 'vectorized_elementwise_kernel (FillFunctor)'. Of such a
