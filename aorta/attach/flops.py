@@ -58,6 +58,7 @@ OF_OPERATORS = (
 """Of NeedlessOperators, by line, as WorkOfStep calls them."""
 MOST_LINES = 64
 """That run.json has of a model."""
+TWO_BYTES = ("bf16", "fp16")
 TENSOR_AXES = ("tp", "tensor", "model", "mp")
 """Axes of device meshes whose ranks share the work of one model, and are given the same batch."""
 REFUSED_AXES = ("ep", "cp", "pp", "expert", "context", "pipeline")
@@ -422,7 +423,7 @@ class ModelCalls:
     ) -> dict[str, Any]:
         unread = self._never_updated()
         flops, num_bytes, again_bytes = 0, 0, 0
-        names = ("again", "fp32", "fp64", "unread", *OF_OPERATORS)
+        names = ("again", "fp32", "fp64", "unread", "masked", *OF_OPERATORS)
         sums, tables = {name: Counter[StackFrame | None]() for name in names}, dict[int, Table]()
         loops, rows = list[OperatorLoop](), list[LineOfWork]()
         for key, kind in kinds.items():
@@ -432,6 +433,7 @@ class ModelCalls:
                 loops += [] if (loop := one.by_line.loop()) is None else [loop.times(times)]
                 rows += [row.times(times) for row in one.by_line.lines(line)]
                 of_kind |= {name: getattr(one.needless, name) for name in OF_OPERATORS}
+                of_kind["masked"] = one.by_line.masked()
             for number, table in one.needless.tables.items():
                 at = table.line or line
                 num = times * table.num_looked_up + (tables[number].num_looked_up if number in tables else 0)
@@ -475,6 +477,11 @@ class ModelCalls:
             "loop": max(loops, key=lambda loop: loop.all_operators, default=None),
         }
         largest = max(counted, key=lambda key: self._times[key] * counted[key].flops)
+        odd = counted[largest].by_line.odd_products() if self.precision in TWO_BYTES else None
+        if odd is not None and not _compiled_frames():
+            times = self._times[largest]
+            of_bytes |= {"odd": times * odd.flops, "odd_at": odd.at, "odd_length": odd.length}
+            of_bytes["odd_num"] = times * odd.num
         of_bytes["model_at"] = self._lines[largest]
         return {"flops": float(flops), **of_bytes, **lines, **of_batches, "unchanged_is_all": is_all} | {
             name: float(one.total()) for name, one in found.items()
@@ -871,11 +878,11 @@ class _Watched(TorchDispatchMode):
         result = func(*args, **(kwargs or {}))
         num_bytes = flops = 0
         given = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
+        made = [leaf for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor)]
         if packet in flop_registry:
             flops = flop_registry[packet](*args, **(kwargs or {}), out_val=result)
         elif not _is_view(func):
-            moved = [*given, *(leaf for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor))]
-            num_bytes = sum(tensor.numel() * tensor.element_size() for tensor in moved)
+            num_bytes = sum(tensor.numel() * tensor.element_size() for tensor in (*given, *made))
             self.num_bytes += num_bytes
         dtype = getattr(args[0], "dtype", None) if flops else None
         is_off = self.num_off > 0 and not self.is_backward  # of what is computed again it is off, too
@@ -887,8 +894,8 @@ class _Watched(TorchDispatchMode):
             self._by_line.see_backward(flops, num_bytes)
         else:
             self.needless.see(func, args, given, result, (flops, num_bytes), _line)
-            made = [leaf for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor)]
-            self._by_line.see(func, given, made, (flops, num_bytes))
+            part_masked = self.needless.part_masked(name, given, result)
+            self._by_line.see(func, given, made, (flops, num_bytes), part_masked)
         return result
 
     def _nonzero(self, mask: torch.Tensor) -> torch.Tensor:

@@ -140,6 +140,14 @@ class NeedlessOperators:
         self._see_constant(func, given, result, work, at, num_bytes)
         self._see_parameters(func, name, args, given, at)
 
+    def part_masked(self, name: str, given: list[torch.Tensor], result: Any) -> float:
+        """Of the rows of a result, that one column of one-hot rows makes zero."""
+        for one, other in (given, given[::-1]) if name == "mul" and len(given) == 2 else ():
+            made, _ = self._one_hot.get(one.untyped_storage()._cdata, (None, 0))
+            if made is not None and one.dim() and one.shape[-1] == 1 < other.shape[-1]:
+                return 1 - 1 / made.shape[-1]
+        return 0.0
+
     def see_bytes(self, given: list[torch.Tensor], result: Any, num_bytes: int, flops: int) -> None:
         """An operator of either pass."""
         moved = [*given, *_tensors(result)]
@@ -252,7 +260,10 @@ class NeedlessOperators:
         made_before = [key for key in keys if key in self._one_hot]
         if name == "eye" or (is_one and any(key in self._numbers for key in keys)):
             self._one_hot[result.untyped_storage()._cdata] = result, work[1]
-        elif made_before and name in ("_to_copy", "clone", "index"):
+        elif made_before and (
+            name in ("_to_copy", "clone", "index")
+            or (name == "mul" and result.shape == self._one_hot[made_before[0]][0].shape)
+        ):
             num_bytes = self._one_hot[made_before[0]][1] + work[1]
             self._one_hot[result.untyped_storage()._cdata] = result, num_bytes
         elif made_before and work[0]:

@@ -8,7 +8,6 @@ memory, and stays in registers where they are compiled into one.
 
 import sys
 from collections import Counter, defaultdict
-from collections.abc import Iterable
 from types import CodeType, FrameType
 from typing import Any, NamedTuple
 
@@ -30,6 +29,8 @@ AROUND = (
 """Files of functions that a mode puts around every operator."""
 OF_A_TENSOR = ("_tensor.py", "_device.py")
 """Files of functions that call one operator each."""
+ALIGNED = 8
+"""Elements of two bytes, 16 bytes in all, at multiples of which a GPU's fast kernels want rows to begin."""
 FUSED = {torch.Tag.pointwise, getattr(torch.Tag, "reduction", torch.Tag.pointwise)}
 
 _Way = tuple[int, int]
@@ -55,11 +56,24 @@ class _Operator(NamedTuple):
     num_bytes: int
     fuses: bool
     made_bytes: int
+    part_masked: float
+    """Of its rows, that it multiplies by zero."""
+    called_at: tuple[int, int]
+    """Number of the program's innermost function, and the place in it."""
 
     @property
     def line(self) -> _Place | None:
         """The program's innermost one."""
         return next((place for place in self.places if place.at is not None), None)
+
+
+class OddProducts(NamedTuple):
+    """Products with rows of a length that is no multiple of ALIGNED."""
+
+    num: int
+    flops: float
+    length: int
+    at: StackFrame | None
 
 
 class OperatorsByLine:
@@ -79,20 +93,30 @@ class OperatorsByLine:
         self._of_node: dict[int, int] = {}
         self._backward: dict[int, list[int]] = defaultdict(lambda: [0, 0, 0])
         """Of each operator: operators of its backward pass, their FLOPs and bytes."""
-        self._num_read = Counter[int]()
-        """Times that others read what an operator made."""
+        self._readers: dict[int, list[int]] = defaultdict(list)
+        """Operators that read what one made."""
+        self._products: list[tuple[int, int]] = []
+        """Of either pass: the operator of the forward pass, and FLOPs."""
+        self._lengths: dict[int, int] = {}
+        """Of rows that do not begin at multiples, by operator."""
         self._read_otherwise: set[int] = set()
         """Not only by operators that it could be compiled with."""
 
     def see(
-        self, func: Any, given: Iterable[torch.Tensor], made: list[torch.Tensor], work: tuple[int, int]
+        self,
+        func: Any,
+        given: list[torch.Tensor],
+        made: list[torch.Tensor],
+        work: tuple[int, int],
+        part_masked: float,
     ) -> None:
-        """An operator of the forward pass. work: its FLOPs, and its bytes where it has none."""
+        """An operator of the forward pass. work: its FLOPs, and its bytes where it has none. part_masked: of
+        its rows, that it multiplies by zero."""
         number = len(self._operators)
         if number >= MOST_OPERATORS:
             return
         storages = {_storage(one) for one in given}
-        places, is_direct = self._places(func._overloadpacket.__name__)
+        places, called_at, is_direct = self._places(func._overloadpacket.__name__)
         new = [one for one in made if _storage(one) not in storages]
         operator = _Operator(
             places,
@@ -101,10 +125,17 @@ class OperatorsByLine:
             *work,
             work[1] > 0 and is_direct and not FUSED.isdisjoint(func.tags),
             sum(one.nbytes for one in new),
+            part_masked,
+            called_at,
         )
         self._operators.append(operator)
+        if work[0]:
+            self._products.append((number, work[0]))
+            matrices = [one for one in (*given, *made) if one.dim() > 1 and min(one.shape[-2:]) > 1]
+            lengths = [length for one in matrices if (length := max(one.stride()[-2:])) % ALIGNED]
+            self._lengths |= {number: max(lengths)} if lengths else {}
         for one in operator.made_by if any(work) else ():  # a view reads nothing
-            self._num_read[one] += 1
+            self._readers[one].append(number)
             if not operator.fuses or not _are_in_one_call(operator, self._operators[one]):
                 self._read_otherwise.add(one)
         self._held += new
@@ -116,6 +147,7 @@ class OperatorsByLine:
         node = torch._C._current_autograd_node()
         number = None if node is None else self._of_node.get(node._sequence_nr())
         if number is not None:
+            self._products += [(number, flops)] if flops else []
             now = zip(self._backward[number], (1, flops, num_bytes), strict=True)
             self._backward[number] = [before + more for before, more in now]
 
@@ -127,6 +159,33 @@ class OperatorsByLine:
             if at is not None:
                 numbers[at].append(number)
         return [self._line(at, of_line) for at, of_line in numbers.items()]
+
+    def masked(self) -> Counter[StackFrame | None]:
+        """FLOPs of both passes for rows that an operator then multiplies by zero, by its line: of all whose
+        results nothing else reads."""
+        by_line = Counter[StackFrame | None]()
+        for number, operator in enumerate(self._operators):
+            if not operator.part_masked:
+                continue
+            within = {number}
+            for one in range(number - 1, -1, -1):
+                if self._readers[one] and within.issuperset(self._readers[one]):
+                    within.add(one)
+            flops = sum(self._operators[one].flops + self._backward[one][1] for one in within)
+            line = operator.line
+            by_line[None if line is None else line.at] += round(operator.part_masked * flops)
+        return by_line
+
+    def odd_products(self) -> OddProducts | None:
+        """Those of the step's largest products: of smaller ones nobody could tell the kernels apart."""
+        products = [(flops, number, self._lengths.get(number, 0)) for number, flops in self._products]
+        largest = max((flops for flops, _, length in products if not length), default=0)
+        odd = [one for one in products if one[2] and one[0] > largest]
+        if not odd:
+            return None
+        flops, number, length = max(odd)
+        line = self._operators[number].line
+        return OddProducts(len(odd), float(sum(one[0] for one in odd)), length, line and line.at)
 
     def loop(self) -> OperatorLoop | None:
         """The one with most operators."""
@@ -144,9 +203,9 @@ class OperatorsByLine:
         flops, num_bytes = sum(one.flops for one in operators), sum(one.num_bytes for one in operators)
         num, more_flops, more_bytes = (sum(of) for of in zip(*backward, strict=True))
         handed = [
-            (1 + self._num_read[number]) * operator.made_bytes
+            (1 + len(self._readers[number])) * operator.made_bytes
             for number, operator in zip(numbers, operators, strict=True)
-            if operator.fuses and self._num_read[number] and number not in self._read_otherwise
+            if operator.fuses and self._readers[number] and number not in self._read_otherwise
         ]
         return LineOfWork(
             at=at,
@@ -191,10 +250,10 @@ class OperatorsByLine:
             bytes=float(sum(one.num_bytes for one in operators)),
         )
 
-    def _places(self, name: str) -> tuple[list[_Place], bool]:
-        """On the way to an operator; and whether the program calls it itself, and no function of torch's that
-        is made of several."""
-        below, found, is_direct, is_inside = hash(name), list[_Place](), True, False
+    def _places(self, name: str) -> tuple[list[_Place], tuple[int, int], bool]:
+        """On the way to an operator; its called_at; whether the program calls it itself, not a function of
+        torch's made of several."""
+        below, found, is_direct, is_inside, called_at = hash(name), list[_Place](), True, False, (0, 0)
         frame: FrameType | None = sys._getframe(3)
         while frame is not None and frame.f_code.co_filename.endswith(AROUND):
             frame = frame.f_back
@@ -203,7 +262,8 @@ class OperatorsByLine:
             below = hash((below, code, frame.f_lasti))
             is_program = not library_of(code.co_filename)
             is_direct &= is_program or is_inside or code.co_filename.endswith(OF_A_TENSOR)
-            is_inside |= is_program
+            if is_program and not is_inside:
+                is_inside, called_at = True, (id(frame), frame.f_lasti)
             if is_program or not is_inside:
                 self._held.append(frame)
                 way, key = (id(frame), below), (code, frame.f_lineno)
@@ -212,12 +272,12 @@ class OperatorsByLine:
                 found.append(_Place(way, self._times[way], self._lines.get(key) if is_program else None))
                 self._times[way] += 1
             frame = frame.f_back
-        return found, is_direct
+        return found, called_at, is_direct
 
 
 def _are_in_one_call(one: _Operator, other: _Operator) -> bool:
-    first, second = one.line, other.line
-    return first is not None and second is not None and first.way[0] == second.way[0]
+    """Of a function, but not of an operator that is taken apart where there is no data."""
+    return one.called_at[0] == other.called_at[0] != 0 and one.called_at[1] != other.called_at[1]
 
 
 def _storage(tensor: torch.Tensor) -> int:

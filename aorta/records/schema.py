@@ -568,6 +568,16 @@ class WorkOfStep(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Of `flops`, and of `bytes`: products with rows of one 1, which look rows of a matrix up."""
     one_hot_bytes: float = 0.0
     one_hot_at: StackFrame | None = None
+    masked: float = 0.0
+    """Of `flops`: for rows that are then multiplied by zeros of one-hot rows."""
+    masked_at: StackFrame | None = None
+    odd: float = 0.0
+    """Of `flops`: the largest products, where rows lie at lengths that are no multiple of 16 bytes, in a type
+    of two bytes."""
+    odd_num: int = 0
+    odd_length: int = 0
+    """Elements of the longest such rows."""
+    odd_at: StackFrame | None = None
     zeros: float = 0.0
     """Of `flops`: products with matrices of zeros, without what sparse ones would take."""
     zeros_at: StackFrame | None = None

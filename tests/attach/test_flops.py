@@ -221,6 +221,41 @@ def test_a_loop_of_the_model_is_found_with_what_its_iterations_have(form):
         assert loop.last_line - loop.first_line <= 2
 
 
+class Experts3(nn.Module):
+    def __init__(self, form):
+        super().__init__()
+        self.form, self.gate = form, nn.Linear(D, 3)
+        self.experts = nn.ModuleList(nn.Sequential(nn.Linear(D, D), nn.ReLU()) for _ in range(3))
+
+    def forward(self, x):
+        value, chosen = self.gate(x).softmax(-1).max(-1)
+        weights = F.one_hot(chosen, 3) * value[:, None]
+        if self.form == "soft":
+            weights = self.gate(x).softmax(-1)
+        given = [expert(x) for expert in self.experts]
+        done = sum(one * weights[:, place : place + 1] for place, one in enumerate(given))
+        return done + sum(given) if self.form == "read otherwise" else done
+
+
+@pytest.mark.parametrize("form", ["one-hot", "soft", "read otherwise"])
+def test_rows_that_are_multiplied_by_zero(form):
+    """Two thirds of three products, and of as many for the gradients of their weights."""
+    model, x = Experts3(form), torch.zeros(S, D)
+    work = worked(model, torch.optim.SGD(model.parameters(), 0.1), lambda: model(x))
+    assert work.masked == pytest.approx(4 * PRODUCT if form == "one-hot" else 0, abs=3)
+
+
+@pytest.mark.parametrize(("words", "dtype"), [(1001, "bfloat16"), (1008, "bfloat16"), (1001, "float32")])
+def test_the_largest_products_whose_rows_begin_anywhere(words, dtype):
+    """Forward, and for the gradients of weights and of what the first layer gave."""
+    model, x = nn.Sequential(nn.Linear(D, D), nn.Linear(D, words)), torch.zeros(S, D)
+    model, x = model.to(getattr(torch, dtype)), x.to(getattr(torch, dtype))
+    work = worked(model, torch.optim.SGD(model.parameters(), 0.1), lambda: model(x))
+    is_odd = (words, dtype) == (1001, "bfloat16")
+    assert (work.odd, work.odd_num) == ((3 * 2 * S * D * words, 3) if is_odd else (0, 0))
+    assert work.odd_length == (words if is_odd else 0)
+
+
 class Whitened(nn.Module):
     def __init__(self, form):
         super().__init__()

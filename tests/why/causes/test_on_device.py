@@ -413,6 +413,7 @@ def test_no_sentence_of_one_needless_work_is_said_of_another():
         (WorkOfStep(flops=4e9, bytes=10.0, grown_bytes=8.0), None, [("grown", 3.2)]),
         (WorkOfStep(flops=4e9, bytes=10.0, zeros=1e9), None, [("zeros", 5.0)]),
         (WorkOfStep(flops=4e9, bytes=10.0, unused=1e9), None, [("unused", 6.0)]),
+        (WorkOfStep(flops=4e9, bytes=10.0, masked=1e9), None, [("masked", 6.0)]),
         (WorkOfStep(flops=4e9, bytes=10.0, backwards=1e9), None, [("backwards", 4.8)]),
         (WorkOfStep(flops=4e9, bytes=10.0, unchanged=1e9, unchanged_bytes=2.0), None, [("unchanged", 5.8)]),
         # Written, and of the optimizer's 6 ms the part of its parameters.
@@ -428,6 +429,16 @@ def test_no_sentence_of_one_needless_work_is_said_of_another():
 def test_work_that_is_done_twice_or_for_nobody_takes_its_part_of_the_kernels(work, peak, found):
     """Of 24 ms: 30 without the optimizer's."""
     assert needless({}, work, peak, {"kernel_ms.gemm": 20.0}) == found
+
+
+@pytest.mark.parametrize(("odd", "num", "found"), [(4e9, 10, [("odd", 8.0)]), (8e9, 10, []), (4e9, 5, [])],
+                         ids=["slow", "as-fast-as-others", "in-kernels-of-others"])  # fmt: skip
+def test_products_with_odd_rows_take_longer_than_at_the_rate_of_others(odd, num, found):
+    """Of 12 GFLOP in 20 ms: 12 ms in the longest kernel, of 10 launches; 8 GFLOP in 8 ms of others."""
+    longest = "cutlass_80_tensorop_bf16_s16816gemm_bf16"
+    kernels, classes = {longest: 12.0, "nvjet_sm90_tst": 8.0}, {"kernel_ms.gemm": 20.0}
+    work = WorkOfStep(flops=12e9, odd=odd, odd_num=num, odd_length=1001, odd_at=LINE)
+    assert needless(kernels, work, classes=classes) == found
 
 
 def test_copies_into_another_layout_are_those_that_the_program_asks_for():

@@ -65,6 +65,10 @@ a planted graph network's step take 4.6 us each, and 20 ms less in all when they
 MOST_OF_WORK = 0.8
 LARGE_BYTES = 8e6
 """A step, below which what passes through memory stays in caches."""
+THREADS_SAVE = 0.7
+"""Of what as many more threads would in proportion: 0.64 and 0.69 of two planted steps, 1 to 2 and 2 to 4."""
+ODD_RATE = 0.5
+"""Of the rate of the step's other products, below which products are slow for the length of their rows."""
 MOST_USED = 0.75
 """Of the cores, by threads and workers: others have something to do."""
 LEAST = 0.05
@@ -81,6 +85,7 @@ KINDS = {
     "scores": "attention that is not fused",
     "one_hot": "a matrix product with one-hot rows",
     "zeros": "products with a matrix of zeros",
+    "masked": "rows that are computed and then multiplied by zero",
     "unused": "results of products that nothing reads",
     "backwards": "backward passes through the same operators",
     "grown": "a tensor that torch.cat makes longer part by part",
@@ -95,7 +100,7 @@ PASSES_OF_A_COPY = 8
 layers of a planted convolution net took 12.7 of 49 ms."""
 LARGE_COPIES = 0.15
 """Of a step on a CPU: attention needs some between its heads."""
-WITH_BYTES = ("unread", "unused", "backwards")
+WITH_BYTES = ("unread", "unused", "masked", "backwards")
 """Of which FLOPs alone are counted: as much of the bytes goes with them."""
 BESIDE = ("backwards", "twice")
 """What the FLOPs of the step do not hold, and its time does."""
@@ -128,6 +133,8 @@ def _all_of_it(judged: Run, account: Account) -> Iterator[CauseFinding]:
         yield CauseFinding("compute", ms, TAKES, facts=facts, more_ms=more_ms)
     if work is not None and work.copies:
         yield from _layout_copies(judged, [name for name in names if LAYOUT_COPY.search(name)], work)
+    if work is not None and work.odd_num:
+        yield from _odd_products(judged, names, work)
     if work is not None and work.flops:
         yield from _counted(judged, account, work)
 
@@ -144,6 +151,42 @@ def _layout_copies(judged: Run, names: list[str], work: WorkOfStep) -> Iterator[
             "num_copies": work.copies,
         }
         yield CauseFinding("compute", ms, TAKES, facts=facts | {"layout_ms": float(ms.mean())})
+
+
+def _odd_products(judged: Run, names: list[str], work: WorkOfStep) -> Iterator[CauseFinding]:
+    """What the largest products, whose kernels are the longest, take beyond the rate of the others."""
+    of_names = [
+        (
+            judged.mean_of(of_operation(NAME_TIME, name)) or 0.0,
+            judged.mean_of(of_operation(NAME_COUNT, name)),
+            name,
+        )
+        for name in names
+        if kernel_class(name) == "gemm"
+    ]
+    longest, num = list[str](), 0.0
+    for _, count, name in sorted(of_names, key=lambda entry: -entry[0] / max(entry[1] or 0.0, 1e-9)):
+        if num + (count or 0.0) <= work.odd_num + HALF:
+            longest, num = [*longest, name], num + (count or 0.0)
+        else:
+            break
+    others_ms = float(sum(_time_of_class(judged, name) for name in PRODUCTS).mean())  # type: ignore[union-attr]
+    if not longest or num < work.odd_num - HALF:
+        return
+    ms = _time_of(judged, longest)
+    others_ms -= float(ms.mean())
+    at_rate_ms = work.odd / (work.flops - work.odd) * others_ms if work.flops > work.odd else np.inf
+    if 0 < at_rate_ms < ODD_RATE * ms.mean():
+        facts = {
+            "op": "odd",
+            "what": f"{work.odd_num} products with rows of {work.odd_length:,} elements",
+            "at": work.odd_at,
+            "odd_ms": float(ms.mean()),
+            "slower": f"{ms.mean() / at_rate_ms:.1f}",
+            "length": f"{work.odd_length:,}",
+            "padded": f"{-(-work.odd_length // 64) * 64:,}",
+        }
+        yield CauseFinding("compute", positive(ms - at_rate_ms), TAKES, facts=facts)
 
 
 def _wide_kernels(judged: Run, names: list[str], work: WorkOfStep | None) -> Iterator[CauseFinding]:
@@ -293,7 +336,7 @@ def _by_function(lines: list[LineOfWork]) -> list[list[LineOfWork]]:
 
 def idle_cores(judged: Run, account: Account) -> Iterator[CauseFinding]:
     """What more threads would save where a step computes on a CPU, and cores that its process may use idle:
-    of all but what operators need before their arithmetic, in proportion."""
+    a part of all but what operators need before their arithmetic."""
     record, modes = judged.record, noted_program(judged.record).get("modes") or {}
     threads, cores = modes.get("num_threads"), modes.get("num_whole_cores")
     if account.on_device or record is None or record.work is None or not threads or not cores:
@@ -305,7 +348,7 @@ def idle_cores(judged: Run, account: Account) -> Iterator[CauseFinding]:
     if is_busy or account.share("core_taken") > LARGE or account.share(*WORK) < HALF:
         return
     operators_ms = SMALL_CALL_MS * sum(line.operators for line in record.work.lines)
-    part = (1 - used / cores) * max(1 - operators_ms / float(work_ms.mean()), 0.0)
+    part = THREADS_SAVE * (1 - used / cores) * max(1 - operators_ms / float(work_ms.mean()), 0.0)
     at = modes.get("threads_at")
     facts = {
         "op": "threads",
