@@ -53,7 +53,7 @@ LEAST_ROWS = 64
 """Of a matrix, and columns, whose zeros are counted."""
 OF_OPERATORS = (
     *("scores_bytes", "grown_bytes", "unchanged", "unchanged_bytes", "one_hot", "one_hot_bytes"),
-    *("zeros", "unused"),
+    *("zeros", "unused", "merged", "hoisted", "hoisted_bytes"),
 )
 """Of NeedlessOperators, by line, as WorkOfStep calls them."""
 MOST_LINES = 64
@@ -465,7 +465,10 @@ class ModelCalls:
             for name, by_line in found.items()
         }
         is_all = any(one.needless.is_all(lines.get("unchanged_at")) for one in counted.values())
+        hoisted_at = lines.get("hoisted_at")
+        shares = [one.needless.hoisted_share(hoisted_at) for one in counted.values()]
         of_batches = {
+            "hoisted_share": max(shares, default=0.0),
             "twice": float(sum(num * counted[key].forward[0] for key, num in twice.items())),
             "twice_bytes": float(sum(num * counted[key].forward[1] for key, num in twice.items())),
             "twice_at": twice_at,

@@ -28,6 +28,8 @@ MOST_FULL = 0.01
 """Part of a matrix that is not zero, up to which a sparse product takes less: each entry takes about
 PER_ENTRY times as long as one of a dense product."""
 PER_ENTRY = 10
+MERGED = 4
+"""Times what trains of a matrix, from which on it is made of small factors."""
 OF_FUSED_SCORES = "_safe_softmax"
 """What scaled_dot_product_attention is taken apart into where there is no data."""
 
@@ -66,6 +68,17 @@ class _Product:
         return min(sum(self._read.values()) / self.result.numel(), 1.0) if self._read else 1.0
 
 
+class _OfWeights(NamedTuple):
+    """What is computed from what the model holds alone."""
+
+    tensor: torch.Tensor
+    """Held, so that no other one gets its storage's number."""
+    value: int
+    """The same for what is computed alike from the same, whatever was written to that since."""
+    sources: dict[int, tuple[int, bool]]
+    """Parameters by id: their entries, and whether they train."""
+
+
 class NeedlessOperators:
     """Of one call of a model, forward and backward."""
 
@@ -100,6 +113,17 @@ class NeedlessOperators:
         self._zeros_at: dict[int, StackFrame | None] = {}
         self.zeros = Counter[StackFrame | None]()
         """FLOPs of products with these zeros, by line."""
+        self._of_weights: dict[int, _OfWeights] = {}
+        """By storage."""
+        self._used: dict[tuple[StackFrame | None, int], set[int]] = {}
+        """By line and value, those that something else is computed with."""
+        self._line_of: dict[int, StackFrame | None] = {}
+        """That made it, by storage."""
+        self._of_line: dict[StackFrame | None, list[int]] = {}
+        """Of what makes them: operators, FLOPs, bytes."""
+        self._num_operators = Counter[StackFrame | None]()
+        self.merged = Counter[StackFrame | None]()
+        """FLOPs for gradients of whole matrices of which small factors train, by line."""
         self._copied_again, self._largest = Counter[StackFrame | None](), Counter[StackFrame | None]()
         self._functions, self._unchanged = Counter[tuple[str, str]](), Counter[tuple[str, str]]()
         """Bytes of operators, by file and function: of all, and of those that compute from nothing new."""
@@ -137,6 +161,7 @@ class NeedlessOperators:
         if any(work):
             self._see_joined(name, given, result, at)
             self._see_one_hot(name, given, result, work, at)
+        self._see_of_weights(func, args, given, result, work, at)
         self._see_constant(func, given, result, work, at, num_bytes)
         self._see_parameters(func, name, args, given, at)
 
@@ -239,6 +264,73 @@ class NeedlessOperators:
                 self._full[result.untyped_storage()._cdata] = result, self._full[key][1]
             if flops and key in self._full:
                 self._zeros_at.setdefault(key, at)
+
+    def _times_made(self, line: StackFrame | None) -> int:
+        return max((len(made) for (at, _), made in self._used.items() if at == line), default=1)
+
+    def _made_again(self, column: int) -> Counter[StackFrame | None]:
+        """FLOPs or bytes, forward and as often backward."""
+        times = {line: self._times_made(line) for line in self._of_line}
+        return Counter(
+            {line: round(2 * sums[column] * (1 - 1 / times[line])) for line, sums in self._of_line.items()}
+        )
+
+    @property
+    def hoisted(self) -> Counter[StackFrame | None]:
+        """FLOPs to compute again what depends on nothing but what the model holds, by line."""
+        return self._made_again(1)
+
+    @property
+    def hoisted_bytes(self) -> Counter[StackFrame | None]:
+        return self._made_again(2)
+
+    def hoisted_share(self, line: StackFrame | None) -> float:
+        """Of the operators of a line."""
+        num, *_ = self._of_line.get(line, [0])
+        return (1 - 1 / self._times_made(line)) * num / max(self._num_operators[line], 1)
+
+    def _see_of_weights(
+        self, func: Any, args: Any, given: list[torch.Tensor], result: Any, work: tuple[int, int], at: Any
+    ) -> None:
+        known = []
+        for one in given:
+            key = one.untyped_storage()._cdata
+            if key not in self._of_weights and hasattr(one, "copy_of"):
+                sources = {one.copy_of: (one.numel(), one.requires_grad)} if one.is_leaf else {}
+                self._of_weights[key] = _OfWeights(one, one.copy_of, sources)
+            known.append(self._of_weights.get(key))
+        self._num_operators[at] += any(work)
+        held = [one for one in known if one is not None]
+        is_new = torch.Tag.nondeterministic_seeded in func.tags or len(held) < len(known) or not given
+        if is_new:
+            for one, of_weights in zip(given, known, strict=True):
+                key = one.untyped_storage()._cdata
+                if any(work) and of_weights is not None and key in self._line_of:
+                    self._used.setdefault((self._line_of[key], of_weights.value), set()).add(key)
+                    self._see_merged(of_weights, work[0], at)
+            if func._schema.is_mutable:
+                for one in given[:1]:
+                    self._of_weights.pop(one.untyped_storage()._cdata, None)
+        elif any(work):
+            plain = [one for one in tree_leaves(args) if not isinstance(one, torch.Tensor)]
+            places = [(one.storage_offset(), one.shape, one.stride()) for one in given]
+            value = hash((str(func), str(plain), *places, *(one.value for one in held)))
+            sources = {key: of for one in held for key, of in one.sources.items()}
+            for one in _tensors(result):
+                key = one.untyped_storage()._cdata
+                if key not in self._of_weights:  # not where it writes to what the model holds
+                    self._of_weights[key] = _OfWeights(one, value, sources)
+                    self._line_of[key] = at
+            sums = self._of_line.setdefault(at, [0, 0, 0])
+            sums[:] = sums[0] + 1, sums[1] + work[0], sums[2] + work[1]
+
+    def _see_merged(self, of_weights: _OfWeights, flops: int, at: StackFrame | None) -> None:
+        """A product's gradient for a matrix, where only factors of it that are far smaller need one."""
+        num = of_weights.tensor.numel()
+        trained = sum(size for size, trains in of_weights.sources.values() if trains)
+        frozen = sum(size for size, trains in of_weights.sources.values() if not trains)
+        if flops and frozen >= num and 0 < MERGED * trained <= num:
+            self.merged[at] += flops
 
     def _see_joined(self, name: str, given: list[torch.Tensor], result: Any, at: StackFrame | None) -> None:
         for one in given:

@@ -584,6 +584,15 @@ class WorkOfStep(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     unused: float = 0.0
     """Of `flops`: products, for the part of their results that nothing reads."""
     unused_at: StackFrame | None = None
+    merged: float = 0.0
+    """Of `flops`: gradients of whole matrices of which small factors train."""
+    merged_at: StackFrame | None = None
+    hoisted: float = 0.0
+    """Of `flops`, and of `bytes`: what depends on nothing but what the model holds, computed again."""
+    hoisted_bytes: float = 0.0
+    hoisted_at: StackFrame | None = None
+    hoisted_share: float = 0.0
+    """Of the operators of this line."""
     backwards: float = 0.0
     """Of backward passes through operators that one of the step went through before; none of `flops`."""
     backwards_at: StackFrame | None = None

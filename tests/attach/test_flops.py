@@ -1069,3 +1069,57 @@ def test_backward_passes_through_the_same_operators(form):
         assert calls.work.backwards_at.function == "test_backward_passes_through_the_same_operators"
     else:
         assert calls.work.backwards == 0
+
+
+class Scaled(nn.Module):
+    """Uses a function of its weight in each round of a loop."""
+
+    def __init__(self, form):
+        super().__init__()
+        self.form, self.weight, self.other = (form, *(nn.Parameter(torch.ones(D, D)) for _ in range(2)))
+
+    def forward(self, x):
+        once = self.weight / self.weight.norm()
+        for turn in range(4):
+            if self.form == "each time":
+                once = self.weight / self.weight.norm()
+            elif self.form == "of two":
+                once = (self.weight, self.other)[turn % 2] / (turn + 1)
+            elif self.form == "of data":
+                once = self.weight / x.norm()
+            x = x @ once
+        return x
+
+
+@pytest.mark.parametrize("form", ["each time", "once", "of two", "of data"])
+def test_weights_that_are_computed_again_in_each_round_of_a_loop(form):
+    """Three of four times: a norm reads the weight, and a division reads it and gives another; and as much
+    backward."""
+    model, x = Scaled(form), torch.ones(S, D)
+    work = worked(model, torch.optim.SGD(model.parameters(), 0.1), lambda: model(x))
+    if form == "each time":
+        assert work.hoisted_bytes == pytest.approx(2 * 3 / 4 * 4 * 4 * (3 * D * D + 2), rel=0.01)
+        assert (work.hoisted_at.function, 0 < work.hoisted_share < 1) == ("Scaled.forward", True)
+    else:
+        assert work.hoisted_bytes == 0
+
+
+class Adapted(nn.Module):
+    def __init__(self, form):
+        super().__init__()
+        self.form = form
+        self.weight = nn.Parameter(torch.zeros(D, D), requires_grad=form == "whole")
+        self.down, self.up = nn.Parameter(torch.zeros(2, D)), nn.Parameter(torch.zeros(D, 2))
+
+    def forward(self, x):
+        if self.form == "factors":
+            return x @ self.weight.t() + x @ self.down.t() @ self.up.t()
+        return x @ (self.weight + self.up @ self.down).t()
+
+
+@pytest.mark.parametrize("form", ["merged", "factors", "whole"])
+def test_gradients_of_whole_weights_of_which_small_factors_train(form):
+    model, x = Adapted(form), torch.zeros(S, D)
+    work = worked(model, torch.optim.SGD(model.parameters(), 0.1), lambda: model(x))
+    assert work.merged == (PRODUCT if form == "merged" else 0)
+    assert not work.merged or work.merged_at.function == "Adapted.forward"

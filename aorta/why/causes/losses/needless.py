@@ -87,6 +87,8 @@ KINDS = {
     "zeros": "products with a matrix of zeros",
     "masked": "rows that are computed and then multiplied by zero",
     "unused": "results of products that nothing reads",
+    "merged": "gradients of whole weights, of which small factors train",
+    "hoisted": "weights computed from others again and again",
     "backwards": "backward passes through the same operators",
     "grown": "a tensor that torch.cat makes longer part by part",
     "unchanged": "the same result computed in every step",
@@ -100,12 +102,12 @@ PASSES_OF_A_COPY = 8
 layers of a planted convolution net took 12.7 of 49 ms."""
 LARGE_COPIES = 0.15
 """Of a step on a CPU: attention needs some between its heads."""
-WITH_BYTES = ("unread", "unused", "masked", "backwards")
+WITH_BYTES = ("unread", "unused", "masked", "merged", "backwards")
 """Of which FLOPs alone are counted: as much of the bytes goes with them."""
 BESIDE = ("backwards", "twice")
 """What the FLOPs of the step do not hold, and its time does."""
-AS_SEEN = ("grown", "unchanged", "twice")
-"""As long as samples show their line, or all of its function."""
+AS_SEEN, OF_ITS_LINE = ("grown", "hoisted", "unchanged", "twice"), ("grown", "hoisted")
+"""As long as samples show all of their function, or their line."""
 
 
 def needless_work(judged: Run, account: Account) -> Iterator[CauseFinding]:
@@ -272,8 +274,10 @@ def _counted(judged: Run, account: Account, work: WorkOfStep) -> Iterator[CauseF
         at: StackFrame | None = getattr(work, f"{op}_at")
         found = finding(op, what, at, lost_ms / (1 + part if op in BESIDE else 1), **facts_of.get(op, {}))
         found.facts["part"] = part or None
-        lines = range(at.line, at.line + 1) if op == "grown" and at is not None else None
+        lines = range(at.line, at.line + 1) if op in OF_ITS_LINE and at is not None else None
         seen_ms = seen(at, lines) if op in AS_SEEN else 0.0
+        if op == "hoisted":  # and as much backward
+            seen_ms = 2 * work.hoisted_share * seen_ms
         if seen_ms and (op != "unchanged" or work.unchanged_is_all):
             found.more_ms = 0.0 if lines is None else max(found.mean_ms - seen_ms, 0.0)
             found.ms = np.full_like(lost_ms, seen_ms)
