@@ -72,10 +72,9 @@ IN_AN_UPDATE = 8
 """Optimizer steps that learn from what was gathered before the first of them, at most."""
 CALLS_THE_MODEL = 0.25
 """Of what was sampled in a line, that is in a module."""
-OF_HOSTS = ("synchronisation", "small_messages", "launch_bound", "program_code", "optimizer")
-"""Kinds by which hosts launch late."""
 ECHO = 0.4
-"""Of a late rank, that what all hosts lose must be for it to be late by that."""
+"""Of a rank whose host launches late, that what all ranks lose must be to stand before it: no more is known of
+that host, and what all lose makes it launch more."""
 OF_MESSAGES = ("small_messages", "transfer")
 OF_OPERATIONS = ("compute", "transfer")
 """Kinds of which two in one line have remedies of their own."""
@@ -317,13 +316,13 @@ def _with(larger: Cause, cause: Cause) -> Cause:
 
 def _place(cause: Cause, named: list[Cause]) -> tuple[float, bool]:
     """The largest first; but a bubble behind unequal stages, whose part of it is known, and a rank whose host
-    launches late behind what all hosts lose, where that is of its size: it is late by that."""
+    launches late behind what all ranks lose, where that is of its size."""
     most_ms = math.inf
     if cause.kind == "bubble":
         most_ms = min((one.ms for one in named if one.kind == "late_rank"), default=math.inf)
     if cause.kind == "late_rank" and any(text.startswith("launches:") for text in cause.evidence):
-        of_hosts = [one.ms for one in named if one.kind in OF_HOSTS and not one.is_waited_for]
-        most_ms = max((ms for ms in of_hosts if ms >= ECHO * cause.ms), default=math.inf)
+        known = [one.ms for one in named if not one.is_waited_for]
+        most_ms = min((ms for ms in known if ms >= ECHO * cause.ms), default=math.inf)
     return -min(cause.ms, most_ms), most_ms < cause.ms
 
 
