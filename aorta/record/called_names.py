@@ -46,6 +46,7 @@ def _name(loads: list[tuple[_Place, str, str]]) -> str:
     root, last = min(loads), max(loads)
     if last[2] not in ("LOAD_ATTR", "LOAD_METHOD"):
         return last[1]
-    if root[2] in ("LOAD_GLOBAL", "LOAD_NAME") and len(loads) == 2:
+    is_global = root[2] in ("LOAD_GLOBAL", "LOAD_NAME")
+    if is_global and (len(loads) == 2 or root[1] == "torch"):  # torch.nn.functional.x is called torch.x
         return f"{root[1]}.{last[1]}"
     return f"Tensor.{last[1]}" if last[1] in _OF_TENSORS else last[1]

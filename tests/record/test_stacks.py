@@ -125,6 +125,7 @@ def calls_of_all_kinds(x, lines, pattern):
     x.add_(1).mul_(2)
     self.weight.copy_(x)  # noqa: F821
     torch.cat([x, x])
+    torch.nn.functional.scaled_dot_product_attention(x, x, x)
     [one.lerp_(x, 0.5) for one in lines]
 
 
@@ -135,7 +136,7 @@ def test_names_of_what_has_no_frame_are_those_of_the_code():
     for one in calls_of_all_kinds.__code__.co_consts:
         names += calls_of(one).values() if hasattr(one, "co_code") else []
     assert sorted(set(names)) == sorted(
-        ("np.sort", "findall", "join", "sorted", "torch.cat")
+        ("np.sort", "findall", "join", "sorted", "torch.cat", "torch.scaled_dot_product_attention")
         + tuple(f"Tensor.{name}" for name in ("add_", "mul_", "copy_", "lerp_"))
     )
 

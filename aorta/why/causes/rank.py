@@ -73,8 +73,8 @@ IN_AN_UPDATE = 8
 CALLS_THE_MODEL = 0.25
 """Of what was sampled in a line, that is in a module."""
 ECHO = 0.4
-"""Of a rank whose host launches late, that what all ranks lose must be to stand before it: no more is known of
-that host, and what all lose makes it launch more."""
+"""Of a rank whose host launches late, that what all ranks lose must be to stand before it: no more is known
+of that host, and what all lose makes it launch more."""
 OF_MESSAGES = ("small_messages", "transfer")
 OF_OPERATIONS = ("compute", "transfer")
 """Kinds of which two in one line have remedies of their own."""

@@ -8,7 +8,7 @@ from aorta.account.load.open import load_run
 from aorta.records.files import sites_name, stacks_name
 from aorta.records.schema import CallSite, CallSites, HostSpan, HostUse
 from aorta.records.stacks import DOING, PLACES, STACK_PHASES, StackChunk, StackFrame, StackSample
-from aorta.why.causes.losses.program_code import host_is_ahead_of_copies
+from aorta.why.causes.losses.program_code import _python_at, host_is_ahead_of_copies
 from aorta.why.causes.rank import found_causes
 from tests.records.run_folders import run_record
 from tests.why.causes.runs import STEPS, Host, causes, plain, run_of, waited
@@ -511,3 +511,12 @@ def test_more_workers_do_not_shorten_what_taking_a_batch_from_them_takes(tmp_pat
     for rank in (0, 1):
         write_stacks(folder, rank, COMMON, ("augment", "data", doing, 10.0))
     assert [cause.kind for cause in causes(judge(load_run(folder, "run")))] == kinds
+
+
+@pytest.mark.parametrize(
+    ("name", "is_python"),
+    [("np.sort", True), ("sorted", True), ("torch.cat", False), ("view", False), ("sum", False)],
+)
+def test_what_may_be_a_function_of_torch_is_not_called_python(name, is_python):
+    called = StackFrame("", 0, name, is_program=False)
+    assert (_python_at([FRAMES["main"], called]) is not None) == is_python

@@ -4,6 +4,7 @@ Averages of weights, metrics, logging, checks of gradients. The loop's own lines
 well, so that they are named from a larger share on.
 """
 
+import builtins
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterator
@@ -45,6 +46,8 @@ MOSTLY = 0.4
 """Of the idle time that the largest group may take, from which on exposed copies are what it does."""
 FEWEST = 3
 """Samples that show what is named."""
+ALSO_OF_TENSORS = ("abs", "all", "any", "max", "min", "pow", "round", "sum")
+"""Builtin functions of Python that are methods of tensors, too."""
 PASSES = ("forward", "backward", "__call__", "<module>")
 """Functions that are the model, or the loop."""
 GIVEN_BACK = ("torch", "empty_cache")
@@ -174,14 +177,18 @@ def code_in_passes(judged: Run, account: Account, losses: list[CauseFinding]) ->
 
 def _python_at(path: list[StackFrame]) -> StackFrame | None:
     """The innermost line of the program, if what runs is that or Python that it calls: no function of
-    torch's, and no method of a tensor."""
+    torch's, and no method of a tensor, or of what may be one."""
     inner = max((place for place, frame in enumerate(path) if frame.is_program), default=None)
     called = [] if inner is None else path[inner + 1 :]
-    is_torchs = any(
-        frame.file == "torch" or (not frame.file and frame.function.startswith(CALLED_OF_TORCH))
-        for frame in called
-    )
-    return None if inner is None or is_torchs else path[inner]
+    return None if inner is None or any(map(_may_be_torchs, called)) else path[inner]
+
+
+def _may_be_torchs(frame: StackFrame) -> bool:
+    """Of a name without a frame: view() and act() may be anything."""
+    if frame.file or frame.is_program:
+        return frame.file == "torch"
+    is_builtin = hasattr(builtins, frame.function) and frame.function not in ALSO_OF_TENSORS
+    return frame.function.startswith(CALLED_OF_TORCH) or not (is_builtin or "." in frame.function)
 
 
 def loss_loop(judged: Run, account: Account) -> Iterator[CauseFinding]:
