@@ -14,8 +14,8 @@ import msgspec
 from aorta.errors import NOT_JSON
 from aorta.files import open_regular
 from aorta.records.files import STEPS_FILE, STEPS_FILES, state_name, steps_name
-from aorta.records.lines import LONGEST_LINE, fault_of
-from aorta.records.schema import DeviceRecord, MemoryRecord, StepRecord
+from aorta.records.lines import LONGEST_LINE, fault_of, version_error
+from aorta.records.schema import READABLE_VERSIONS, DeviceRecord, MemoryRecord, StepRecord
 from aorta.records.seal import seal_of
 from aorta.records.state import read_state
 from aorta.timeline.types import OWN_SOURCES
@@ -108,7 +108,8 @@ class Follower:
         self._decoder = msgspec.json.Decoder(StepRecord)
 
     def poll(self) -> bool:
-        """Read on; True where anything was added. A file that was replaced is read afresh."""
+        """Read on; True where anything was added. A file that was replaced is read afresh. RecordError for lines
+        of a schema that is not read here."""
         changed = False
         for path in sorted(self.folder.glob(STEPS_FILES)):
             match = STEPS_FILE.fullmatch(path.name)
@@ -188,6 +189,8 @@ class Follower:
             state.num_damaged += 1
             state.num_unnumbered += 1
             return
+        if record.schema not in READABLE_VERSIONS:
+            raise version_error(self.folder / steps_name(state.rank), None, record.schema)
         if seal is not None:
             if state.number is not None:
                 state.num_damaged += abs(seal.number - state.number - 1 - state.num_unnumbered)

@@ -12,6 +12,7 @@ import pytest
 
 from aorta.account.judge.late import LateRank
 from aorta.account.newest import Newest, newest
+from aorta.errors import RecordError
 from aorta.records.files import state_name, steps_name
 from aorta.records.newest import Follower
 from aorta.records.schema import CollectiveRecord, OverlapRecord, Segment, StepRecord
@@ -181,6 +182,12 @@ def test_a_line_that_was_changed_or_is_of_another_rank_is_not_shown(tmp_path: Pa
     followed = Follower(tmp_path)
     followed.poll()
     assert [step.global_step for step in followed.ranks[0].recent] == [0, 1, 2, 3, 4]
+
+
+def test_lines_of_a_newer_schema_are_refused(tmp_path: Path) -> None:
+    written(tmp_path, [msgspec.structs.replace(record(0, 0, 4.0, 4.0), schema=99)])
+    with pytest.raises(RecordError, match="written with record schema 99"):
+        shown(tmp_path)
 
 
 def test_a_folder_without_steps_shows_nothing(tmp_path: Path) -> None:
