@@ -245,12 +245,11 @@ class AttachedSession:
             place = f"calls of {self._attachment.settings.step_at}"
         elif self._blind is not None:
             period = self._blind.period
-            place = (
-                "no optimizer and no pattern of collectives was seen; use --step-at"
-                if period is None
-                else f"every {'' if period == 1 else f'{period} '}backward pass{'es' * (period > 1)}, by the "
-                "pattern of collectives"
-            )
+            place = "no optimizer and no pattern of collectives was seen; use --step-at"
+            if period == 1:
+                place = "every backward pass, as no optimizer is called"
+            elif period is not None:
+                place = f"every {period} backward passes, by the pattern of collectives"
             if period is not None and self._blind.num_forgotten:
                 place += f"; the first {self._blind.num_forgotten} backward passes are in no step"
         elif self._cycle.calls is None and self._num_steps == self._first_number:
@@ -497,6 +496,8 @@ class AttachedSession:
             return
         if self._blind is None:
             self._blind = BackwardCycle()
+        if self._pause is not None:  # no optimizer will tell that it is a frozen part
+            self._was_no_evaluation()
         blind, was_known = self._blind, self._blind.period is not None
         ends = blind.ended(self._sign(), is_patient=self._attachment.num_uncalled > 0)
         if not was_known:
@@ -562,12 +563,15 @@ class AttachedSession:
             return
         if self._explicit or not nothing_yet or (self._open is None and self._ended is None):
             return
-        if self._cycle.calls is None or self._cycle.is_open or self._blind is not None:
+        if self._blind is None and (self._cycle.calls is None or self._cycle.is_open):
+            return
+        if self._blind is not None and self._blind.period is None:
             return
         if self._recorder is None or module in self._trained_with:
             return
         self._evaluating, self._paused_for = True, {module}
-        if not self._evaluated_last:  # where every iteration has one, it belongs to the loop
+        # The loop has it where every iteration does. Where passes end steps, the open one has the update.
+        if not self._evaluated_last and self._blind is None:
             self._leave()
         self._pause, self._pause_began_s = self._recorder.pausing(EVALUATION), time.monotonic()
         self._pause.__enter__()

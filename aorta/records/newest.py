@@ -108,8 +108,10 @@ class Follower:
         self._decoder = msgspec.json.Decoder(StepRecord)
 
     def poll(self) -> bool:
-        """Read on; True where anything was added. A file that was replaced is read afresh. RecordError for lines
-        of a schema that is not read here."""
+        """Read on; True where anything was added. A file that was replaced is read afresh.
+
+        RecordError for lines of a schema that is not read here.
+        """
         changed = False
         for path in sorted(self.folder.glob(STEPS_FILES)):
             match = STEPS_FILE.fullmatch(path.name)

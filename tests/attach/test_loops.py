@@ -277,9 +277,11 @@ def test_an_optimizer_that_is_not_torchs_is_found_by_the_collectives(
 @pytest.mark.heavy
 def test_a_loop_without_an_optimizer_has_a_step_for_each_iteration(attached: Attach) -> None:
     result = attached("functional")
-    assert result.run.coverage["steps_at"] == "every backward pass, by the pattern of collectives"
+    assert result.run.coverage["steps_at"] == "every backward pass, as no optimizer is called"
     assert len(result.steps) == 2 * STEPS
     assert set(result.collectives[1:]) == {1}
+    paused = [any(span.kind == "pause" for span in step.host_spans or []) for step in result.steps]
+    assert paused == [number == 2 * STEPS - 2 for number in range(2 * STEPS)]
 
 
 @pytest.mark.heavy
