@@ -164,7 +164,9 @@ class Meter:
 
         own_ms: time of our own code at its ends. cpu_ms: CPU time of the process in it.
         """
-        lengths = step_ms, cpu_ms
+        if not (recorded or switched):
+            self.add_plain([step_ms], cpu_ms, own_ms)
+            return
         self.num_steps += 1
         self.num_recorded += recorded
         self.total_ms += step_ms
@@ -174,27 +176,14 @@ class Meter:
             self.later_ms += step_ms
         if 0 <= place < NUM_WARM:
             return
-        if recorded or (switched and self._during):
-            if self._after:
-                self._conclude()
-            self._during.append(lengths)
-            self._num_during += recorded
-            # Only what is near the steps beside it can be compared: of a long stretch its two ends.
-            if len(self._during) > MOST_BESIDE * (2 if self._before else 1):
-                del self._during[MOST_BESIDE if self._before else 0]
-                self._num_during -= 1
-        elif switched:  # before a block: the driver's records are on already
-            self._during.append(lengths)
-        else:
-            self._num_plain += 1
-            self._own_ms += own_ms
-            self._plain_ms += step_ms
-            if self._num_during:
-                self._after.append(lengths)
-                if len(self._after) >= MOST_BESIDE:
-                    self._conclude()
-            else:
-                self._before.append(lengths)
+        if self._after:
+            self._conclude()
+        self._during.append((step_ms, cpu_ms))
+        self._num_during += recorded
+        # Only what is near the steps beside it can be compared: of a long stretch its two ends.
+        if self._num_during and len(self._during) > MOST_BESIDE * (2 if self._before else 1):
+            del self._during[MOST_BESIDE if self._before else 0]
+            self._num_during -= 1
 
     def add_plain(self, lengths_ms: Sequence[float], cpu_ms: float, own_ms: float) -> None:
         """Take steps in a row, none of which is among the first, recorded or switched.
