@@ -8,6 +8,7 @@ from aorta.account.judge.judged import judge
 from aorta.account.load.open import load_run
 from aorta.records.schema import LineOfWork, LossLoop, OperatorLoop, WorkOfStep
 from aorta.records.stacks import StackFrame
+from aorta.why.causes.losses import needless
 from aorta.why.causes.rules import rules
 from tests.records.run_folders import run_record
 from tests.why.causes.runs import GPU_RUN, MIB, Host, causes, plain, run_of, sampled, waited
@@ -356,6 +357,18 @@ def test_a_loop_over_operators_costs_what_they_need_beside_their_arithmetic(tmp_
     assert [(cause.kind, cause.ms) for cause in causes_of] == (
         [] if ms is None else [("compute", pytest.approx(ms, rel=0.01))]
     )
+
+
+def test_results_that_nothing_reads_cost_what_samples_of_their_line_show_forward(tmp_path, monkeypatch):
+    """Of 30 ms by FLOPs 6, two thirds of them backward; and two thirds of 9 ms of samples."""
+    monkeypatch.setattr(needless, "sampled_ms", lambda *_: 9.0)
+    at = StackFrame("a.py", 3, "Net.forward", True)
+    line = LineOfWork(
+        at=at, operators=3, flops=30.0, bytes=1.0, forward_flops=10.0, forward_bytes=1.0, handed_bytes=0.0
+    )
+    run = run_record(2, work=WorkOfStep(flops=100.0, unused=20.0, unused_at=at, lines=[line]))
+    (cause,) = found(tmp_path / "run", lambda rank, step, noise: plain(noise), run)
+    assert cause.ms == pytest.approx(10.0, rel=0.01)
 
 
 @pytest.mark.parametrize(

@@ -281,6 +281,11 @@ def _counted(judged: Run, account: Account, work: WorkOfStep) -> Iterator[CauseF
         if seen_ms and (op != "unchanged" or work.unchanged_is_all):
             found.more_ms = 0.0 if lines is None else max(found.mean_ms - seen_ms, 0.0)
             found.ms = np.full_like(lost_ms, seen_ms)
+        row = next((row for row in work.lines if op == "unused" and row.at == at), None)
+        if row is not None and row.flops and (seen_ms := seen(row.at, range(row.at.line, row.at.line + 1))):
+            # Forward as samples show, which hold what the memory takes; backward as counted.
+            backward_ms = (1 - row.forward_flops / row.flops) * lost_ms
+            found.ms = min(flops / row.flops, 1.0) * seen_ms + backward_ms
         yield found
     if work.copies_bytes and not account.on_device:
         lost_ms = part_ms(0.0, PASSES_OF_A_COPY * work.copies_bytes)
