@@ -76,10 +76,15 @@ def remedies() -> dict[str, Remedy]:
 
 def told_of(folder: Path, cause: str) -> tuple[str, str]:
     """Kind and remedy of the first cause of a run; without that of cores taken by this machine's other work,
-    where the program is not about it."""
+    where the program is not about it, or that idle beside the one thread of the program."""
     from plants.judge import why
 
-    causes = [one for one in why(folder)["causes"] if one["kind"] != "core_taken" or "core_taken" in cause]
+    causes = [
+        one
+        for one in why(folder)["causes"]
+        if (one["kind"] != "core_taken" or "core_taken" in cause)
+        and not (one["kind"] == "compute" and "OMP_NUM_THREADS" in one["change"])
+    ]
     first = causes[0] if causes else {"kind": "", "change": ""}
     return first["kind"], first["change"]
 

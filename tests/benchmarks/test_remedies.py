@@ -26,6 +26,8 @@ WITHOUT_PROGRAM = {
     ("between_steps", "look at what the program does"): OF_NO_LINE,
     ("bubble", "more micro-batches"): "needs a pipeline of several stages",
     ("clock", "check cooling"): "a fault of a machine",
+    ("compute", "torch.set_num_threads"): "needs cores that nobody else has",
+    ("compute", "make {length} a multiple"): "needs GPUs: kernels of a CPU take rows of any length",
     ("compute", "find the module"): "needs GPUs: a CPU has no tensor cores",
     ("compute", "model.to(memory_format"): "needs convolutions of cuDNN",
     ("compute", "torch.set_float32_matmul_precision"): "changes what training computes",

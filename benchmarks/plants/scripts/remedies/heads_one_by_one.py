@@ -1,6 +1,6 @@
 """
 cause: compute
-told: make one module of the
+told: make one module of those
 """
 
 import torch

@@ -1,6 +1,6 @@
 """
 cause: compute
-told: work on all at once in the forward\(\) of
+told: "work on all at once: stack what the loop"
 """
 
 import torch
