@@ -30,7 +30,7 @@ from torch.utils.flop_counter import FlopCounterMode, flop_registry
 from aorta.attach.backward_graphs import BackwardGraphs
 from aorta.attach.layout_copies import LayoutCopies, line_of
 from aorta.attach.loss_loops import LossLoops
-from aorta.attach.needless_batches import NeedlessBatches, unwrapped
+from aorta.attach.needless_batches import FrozenModules, NeedlessBatches, unwrapped
 from aorta.attach.needless_operators import NeedlessOperators, Table
 from aorta.attach.operators_by_line import OperatorsByLine
 from aorta.attach.program import program_frame
@@ -49,6 +49,8 @@ from aorta.records.stacks import StackFrame
 MOST_KINDS = 8
 """Of calls with different modules or shapes in a step; a step with more has no number."""
 MOST_MODULES = 20_000
+SEEN_BEFORE = 0.05
+"""Of the rows of the steps that were noted, which are few of those of an epoch."""
 LEAST_ROWS = 64
 """Of a matrix, and columns, whose zeros are counted."""
 OF_OPERATORS = (
@@ -119,7 +121,8 @@ class ModelCalls:
         """In which most of the work is done, by autocast and the parameters' type."""
         self._copied, self._of_loss = LayoutCopies(), LossLoops()
         self._graphs = BackwardGraphs()
-        self._batches = NeedlessBatches()
+        self._batches, self._frozen = NeedlessBatches(), FrozenModules()
+        self._kinds_of_frozen: dict[int, tuple[Module, Any, Any]] = {}
         self._num_calls = Counter[int]()
         """In the open step, by module."""
         self._trained: set[int] = set()
@@ -241,10 +244,21 @@ class ModelCalls:
     def _note_quiet(self, module: Module, args: Any, named: Any) -> bool:
         """The same of a call without gradients."""
         with suppress(Exception):
-            if not self._error and not self._size_error and self._is_model(module):
+            if not self._error and not self._size_error:
+                if not self._is_model(module):
+                    return self._note_frozen(module, args, named)
                 self._batches.called(module, tree_flatten((args, named))[0], None, True, _line())
                 return True
         return False
+
+    def _note_frozen(self, module: Module, args: Any, named: Any) -> bool:
+        """A module that trains nothing, and of which no parameter gets gradients."""
+        leaves, structure = tree_flatten((args, named))
+        if self._frozen.called(module, leaves, _line()):
+            shapes = [_meta(leaf) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
+            kind = copy_without_data(module), *tree_unflatten(shapes, structure)
+            self._kinds_of_frozen[id(module)] = kind
+        return id(module) in self._kinds_of_frozen
 
     def _note_given(self, module: Module, leaves: list[Any], key: Any) -> None:
         """key: of the kind of call, in the first step."""
@@ -418,6 +432,16 @@ class ModelCalls:
             (total / self._num_sharing, "") if total > 0 else (None, "torch counts no operator of the model")
         )
 
+    def _of_frozen(self, trained: set[Any]) -> tuple[int, StackFrame | None]:
+        """FLOPs of a call of the frozen module with most, of those that are called with what they were called
+        with before, and its line. trained: forms of modules whose copies follow them now and then."""
+        found: list[tuple[int, StackFrame | None]] = [(0, None)]
+        for number, kind in self._kinds_of_frozen.items():
+            with suppress(Exception):  # nothing is said of it
+                if _form(kind[0]) not in trained and self._frozen.part_again(number) >= SEEN_BEFORE:
+                    found.append((_counted(*kind, needs_gradient=False).flops, self._frozen.lines[number]))
+        return max(found, key=lambda entry: entry[0])
+
     def _work_of(
         self, kinds: dict[Any, tuple[Module, Any, Any]], counted: "dict[Any, _Count]"
     ) -> dict[str, Any]:
@@ -450,6 +474,7 @@ class ModelCalls:
                 sums[name].update({at or line: times * num for at, num in by_line.items()})
         of_bytes: dict[str, Any] = {"bytes": float(num_bytes), "again_bytes": float(again_bytes)}
         twice, twice_at = self._batches.again()
+        before, before_at = self._of_frozen({_form(copy) for copy, *_ in kinds.values()})
         padding, columns = self._batches.padding()
         repeats, backwards_at = self._graphs.repeats()
         of_backward = sum(self._times[key] * (one.flops - one.forward[0]) for key, one in counted.items())
@@ -472,6 +497,8 @@ class ModelCalls:
             "twice": float(sum(num * counted[key].forward[0] for key, num in twice.items())),
             "twice_bytes": float(sum(num * counted[key].forward[1] for key, num in twice.items())),
             "twice_at": twice_at,
+            "before": float(before),
+            "before_at": before_at,
             "backwards": repeats * of_backward,
             "backwards_at": backwards_at,
             "padding": padding,
@@ -637,6 +664,10 @@ def _size(module: Module, leaves: Iterable[Any]) -> tuple[int, int, int]:
     is_table = first.dim() == 2 and first.dtype in (torch.int64, torch.int32)
     num_tables = sum(isinstance(one, torch.nn.Embedding) for one in module.modules()) if is_table else 0
     return first.shape[0], first.numel() if 0 < num_tables < first.shape[1] else 0, first.numel()
+
+
+def _form(copy: Module) -> Any:
+    return type(copy), tuple(one.shape for one in copy.parameters())
 
 
 def _refuse_sparse(tensor: torch.Tensor) -> None:

@@ -136,6 +136,54 @@ class NeedlessBatches:
         return part, columns
 
 
+class FrozenModules:
+    """Modules that train nothing, and rows that they are called with again: of all steps that were noted.
+
+    Of a row two sums are kept, on its device until the end.
+    """
+
+    def __init__(self) -> None:
+        self._rows: dict[int, list[torch.Tensor]] = {}
+        self._parameters: dict[int, list[tuple[Any, int, torch.Tensor]]] = {}
+        """References, and their versions and some values when the module was called first."""
+        self.lines: dict[int, StackFrame | None] = {}
+
+    def called(self, module: Module, leaves: list[Any], line: StackFrame | None) -> bool:
+        """Whether its calls are to be counted: it is called for the first time."""
+        given = next((one for one in leaves if isinstance(one, torch.Tensor) and one.dim() > 1), None)
+        if given is None or type(given) is not torch.Tensor or module.training:
+            return False
+        devices, is_new = backend_of(given.device), id(module) not in self._rows
+        if devices.is_device and devices.is_capturing():
+            return False
+        if is_new:
+            held = [*module.parameters()]
+            if not held or any(type(one.data) is not torch.Tensor for one in held):
+                return False
+            self._parameters[id(module)] = [(ref(one), one._version, _some(one)) for one in held]
+            self.lines[id(module)] = line
+        rows = given.detach().flatten(1).float()
+        self._rows.setdefault(id(module), []).append(torch.stack([rows.sum(1), rows.square().sum(1)], 1))
+        return is_new
+
+    def part_again(self, module: int) -> float:
+        """Of its rows, that another call had before; 0 of a module that changed meanwhile."""
+        if not all(_is_unchanged(*one) for one in self._parameters.get(module, [])):
+            return 0.0
+        all_rows = torch.cat(self._rows.pop(module, [torch.zeros(1, 2)])).cpu()
+        all_rows = all_rows[all_rows[:, 1] > 0]
+        return 1 - len(all_rows.unique(dim=0)) / max(len(all_rows), 1)
+
+
+def _some(parameter: torch.Tensor) -> torch.Tensor:
+    return parameter.detach().reshape(-1)[:8].clone()
+
+
+def _is_unchanged(held: Any, version: int, some: torch.Tensor) -> bool:
+    parameter = held()
+    return parameter is not None and parameter._version == version and torch.equal(_some(parameter), some)
+
+
 def unwrapped(module: Module) -> Module:
     """What DDP and torch.compile wrap."""
     while type(module).__name__ in WRAPPERS:

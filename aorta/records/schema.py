@@ -613,6 +613,9 @@ class WorkOfStep(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     twice_bytes: float = 0.0
     """None of `bytes`."""
     twice_at: StackFrame | None = None
+    before: float = 0.0
+    """Of a frozen module that is called with rows of earlier steps; none of `flops`."""
+    before_at: StackFrame | None = None
     padding: float = 0.0
     """Of tokens: the part that fills rows up to one length."""
     padding_columns: float = 0.0

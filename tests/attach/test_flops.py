@@ -1123,3 +1123,25 @@ def test_gradients_of_whole_weights_of_which_small_factors_train(form):
     work = worked(model, torch.optim.SGD(model.parameters(), 0.1), lambda: model(x))
     assert work.merged == (PRODUCT if form == "merged" else 0)
     assert not work.merged or work.merged_at.function == "Adapted.forward"
+
+
+@pytest.mark.parametrize("form", ["same samples", "others", "follows", "drops out", "a copy"])
+def test_a_frozen_module_that_is_called_with_what_it_had_before(form):
+    frozen, model = nn.Linear(D, D).requires_grad_(False).eval(), nn.Linear(D, D, bias=form == "a copy")
+    calls, optimizer = ModelCalls(), torch.optim.SGD(model.parameters(), 0.1)
+    samples = torch.randn(2 * S, D)
+    frozen.train(form == "drops out")
+    for step in range(3):
+        calls.begin_step([optimizer], step)
+        batch = torch.randn(S, D) if form == "others" else samples[torch.randperm(2 * S)[:S]]
+        with torch.no_grad():
+            seen = frozen(batch)
+        model(seen).sum().backward()
+        calls.end_step()
+        if form == "follows":
+            frozen.weight.lerp_(model.weight.detach(), 0.1)
+    calls.count()
+    assert calls.work.before == (PRODUCT if form == "same samples" else 0)
+    assert form != "same samples" or calls.work.before_at.function == (
+        "test_a_frozen_module_that_is_called_with_what_it_had_before"
+    )

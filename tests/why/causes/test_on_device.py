@@ -414,6 +414,7 @@ def test_no_sentence_of_one_needless_work_is_said_of_another():
         (WorkOfStep(flops=4e9, bytes=10.0, zeros=1e9), None, [("zeros", 5.0)]),
         (WorkOfStep(flops=4e9, bytes=10.0, unused=1e9), None, [("unused", 6.0)]),
         (WorkOfStep(flops=4e9, bytes=10.0, masked=1e9), None, [("masked", 6.0)]),
+        (WorkOfStep(flops=4e9, bytes=10.0, before=1e9), None, [("before", 4.8)]),
         (WorkOfStep(flops=4e9, bytes=10.0, merged=1e9), None, [("merged", 6.0)]),
         (WorkOfStep(flops=4e9, bytes=10.0, hoisted_bytes=5.0), None, [("hoisted", 2.0)]),
         (WorkOfStep(flops=4e9, bytes=10.0, backwards=1e9), None, [("backwards", 4.8)]),

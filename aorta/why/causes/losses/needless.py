@@ -93,6 +93,7 @@ KINDS = {
     "grown": "a tensor that torch.cat makes longer part by part",
     "unchanged": "the same result computed in every step",
     "twice": "the same batch forward once more",
+    "before": "a frozen module on what it was called with before",
 }
 """Of WorkOfStep, whose fields are FLOPs, bytes and the line of each; which of them has the same ms is told by
 this order."""
@@ -102,11 +103,11 @@ PASSES_OF_A_COPY = 8
 layers of a planted convolution net took 12.7 of 49 ms."""
 LARGE_COPIES = 0.15
 """Of a step on a CPU: attention needs some between its heads."""
-WITH_BYTES = ("unread", "unused", "masked", "merged", "backwards")
+WITH_BYTES = ("unread", "unused", "masked", "merged", "backwards", "before")
 """Of which FLOPs alone are counted: as much of the bytes goes with them."""
-BESIDE = ("backwards", "twice")
+BESIDE = ("backwards", "twice", "before")
 """What the FLOPs of the step do not hold, and its time does."""
-AS_SEEN, OF_ITS_LINE = ("grown", "hoisted", "unchanged", "twice"), ("grown", "hoisted")
+AS_SEEN, OF_ITS_LINE = ("grown", "hoisted", "unchanged", "twice", "before"), ("grown", "hoisted")
 """As long as samples show all of their function, or their line."""
 
 
