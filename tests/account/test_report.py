@@ -429,6 +429,7 @@ def test_a_fault_is_one_clear_line_and_changes_nothing(tmp_path, kind):
         (["a", "b"], {"candidate": "c"}, "--candidate c is not one of the labels"),
         (["a", "b"], {"reference": "a", "candidate": "a"}, "are both a"),
         (["a", "b"], {"warmup": 99}, "warm-up of 99 leaves no step"),
+        (["a", "b"], {"warmup": -1}, "warm-up of -1 is none"),
     ],
 )
 def test_a_wrong_question_is_one_clear_line(tmp_path, labels, options, words):

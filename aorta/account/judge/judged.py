@@ -32,10 +32,9 @@ def judge(run: Run, num_warmup: int | None = None) -> Run:
     rule = "as asked for"
     if num_warmup is None:
         rule, num_warmup = WARMUP_RULE, _warmup_of(run)
-    if num_warmup >= run.num_steps:
-        raise ReportError(
-            f"{run.label}: warm-up of {num_warmup} leaves no step: {run.num_steps} were recorded"
-        )
+    if not 0 <= num_warmup < run.num_steps:
+        why = "leaves no step" if num_warmup >= 0 else "is none"
+        raise ReportError(f"{run.label}: warm-up of {num_warmup} {why}: {run.num_steps} were recorded")
     return msgspec.structs.replace(
         run,
         num_warmup=num_warmup,

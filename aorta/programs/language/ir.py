@@ -213,9 +213,6 @@ class Step(NamedTuple):
     """Values of the loop variables, outermost first."""
 
 
-DATA_OPS = (Communicate, Gemm, UserOp)
-"""Operations that read and write buffers; all others order or name."""
-
 MAX_STEPS = 100_000
 """Most steps of an unrolled program: beyond it a loop bound is a mistake."""
 
