@@ -17,6 +17,8 @@ from aorta.records.stacks import StackFrame
 WHOLE = 0.8
 """Of what a function moves, from which on it does nothing else: what it allocates counts there alone."""
 LOOKUPS = ("embedding", "_embedding_bag")
+OF_BATCHES = ("bmm", "baddbmm")
+"""Products of queries and keys, and of weights and values: a layer's own matrix makes no scores."""
 OF_SCORES = ("_softmax", "exp")
 GROWS = 8
 """Times its largest result, that torch.cat in a line copies of what it gave before: less is not named."""
@@ -148,7 +150,7 @@ class NeedlessOperators:
         if at is not None:
             self._functions[at.file, at.function] += num_bytes
         for shape in map(_shape, given):
-            if work[0] and shape in self._softmax:
+            if name in OF_BATCHES and shape in self._softmax:
                 self._scores.setdefault(shape, self._softmax[shape])
             elif name in OF_SCORES and shape in self._products:
                 self._softmax.setdefault(shape, at)
@@ -156,7 +158,7 @@ class NeedlessOperators:
                 self._fused.add(shape)
             elif name == OF_FUSED_SCORES:
                 self._softmax.setdefault(shape, at)
-        if work[0]:
+        if name in OF_BATCHES:
             self._products |= {_shape(one) for one in _tensors(result)}
         if any(work):
             self._see_joined(name, given, result, at)

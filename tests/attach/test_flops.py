@@ -459,6 +459,17 @@ class Attention(nn.Module):
         return scores @ v  # linear attention needs its scores
 
 
+class Exponential(nn.Sequential):
+    def forward(self, x):
+        return self[1](self[0](x).exp())
+
+
+def test_what_lies_between_two_layers_are_no_scores_of_attention():
+    model, x = Exponential(nn.Linear(D, D), nn.Linear(D, D)), torch.zeros(S, D)
+    work = worked(model, torch.optim.SGD(model.parameters(), 0.1), lambda: model(x))
+    assert (work.scores_bytes, work.scores_at) == (0, None)
+
+
 @pytest.mark.parametrize("form", ["softmax", "linear", "fused", "fused, not allowed"])
 def test_scores_of_attention_that_pass_through_memory(form):
     """Read and written by softmax forward (2), backward (3), and by the six products of both passes."""
