@@ -113,7 +113,8 @@ def _build_once(source: str, path: Path) -> None:
             _wait_for(claim)
             continue
         try:
-            build(source, path)
+            if not path.exists():  # else another one built it between the look and the claim
+                build(source, path)
         except NativeError as error:
             claim.write_text(str(error), encoding="utf-8")
             time.sleep(3 * POLL_S)  # until those who wait have read it
