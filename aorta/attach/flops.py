@@ -30,7 +30,7 @@ from torch.utils.flop_counter import FlopCounterMode, flop_registry
 from aorta.attach.backward_graphs import BackwardGraphs
 from aorta.attach.layout_copies import LayoutCopies, line_of
 from aorta.attach.loss_loops import LossLoops
-from aorta.attach.needless_batches import FrozenModules, NeedlessBatches, unwrapped
+from aorta.attach.needless_batches import MOST_ENTRIES, FrozenModules, NeedlessBatches, unwrapped
 from aorta.attach.needless_operators import NeedlessOperators, Table
 from aorta.attach.operators_by_line import OperatorsByLine
 from aorta.attach.program import program_frame
@@ -649,6 +649,7 @@ def _note_zeros(tensor: torch.Tensor, made: Any) -> None:
     """Of a matrix how many entries are not zero, which stays on its device until the end. Of a plain tensor
     alone, as in NeedlessBatches.is_table."""
     is_matrix = tensor.dim() > 1 and min(tensor.shape[-2:]) >= LEAST_ROWS and tensor.is_floating_point()
+    is_matrix = is_matrix and tensor.numel() <= MOST_ENTRIES
     devices = backend_of(tensor.device)
     if is_matrix and type(tensor) is torch.Tensor and not (devices.is_device and devices.is_capturing()):
         made.num_full = torch.count_nonzero(tensor)

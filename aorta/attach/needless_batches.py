@@ -17,6 +17,8 @@ from aorta.device.backend import backend_of
 from aorta.records.stacks import StackFrame
 
 WRAPPERS = ("DistributedDataParallel", "DataParallel", "OptimizedModule")
+MOST_ENTRIES = 1 << 26
+"""Of a tensor that is compared with zero: that takes a byte each for a moment."""
 MOSTLY = 0.5
 """Of the steps that were noted."""
 
@@ -98,7 +100,9 @@ class NeedlessBatches:
         devices = backend_of(tokens.device)
         if devices.is_device and devices.is_capturing():
             return
-        if tokens.dim() == 3 and tokens.is_floating_point():  # numbers of places for tokens
+        if (
+            tokens.dim() == 3 and tokens.is_floating_point() and tokens.numel() <= MOST_ENTRIES
+        ):  # numbers of places for tokens
             places = torch.arange(1, tokens.shape[1] + 1, device=tokens.device)
             tokens = (tokens != 0).any(-1) * places
             lengths = tokens.amax(1)  # where all are alike they are no padding, but places to be filled in
@@ -151,7 +155,8 @@ class FrozenModules:
     def called(self, module: Module, leaves: list[Any], line: StackFrame | None) -> bool:
         """Whether its calls are to be counted: it is called for the first time."""
         given = next((one for one in leaves if isinstance(one, torch.Tensor) and one.dim() > 1), None)
-        if given is None or type(given) is not torch.Tensor or module.training:
+        is_plain = type(given) is torch.Tensor and given.is_floating_point()
+        if given is None or not is_plain or module.training:
             return False
         devices, is_new = backend_of(given.device), id(module) not in self._rows
         if devices.is_device and devices.is_capturing():
@@ -162,8 +167,12 @@ class FrozenModules:
                 return False
             self._parameters[id(module)] = [(ref(one), one._version, _some(one)) for one in held]
             self.lines[id(module)] = line
-        rows = given.detach().flatten(1).float()
-        self._rows.setdefault(id(module), []).append(torch.stack([rows.sum(1), rows.square().sum(1)], 1))
+        rows, dims = given.detach(), tuple(range(1, given.dim()))  # reduced without a copy of it
+        sums = (
+            rows.sum(dims, dtype=torch.float32),
+            torch.linalg.vector_norm(rows, dim=dims, dtype=torch.float32),
+        )
+        self._rows.setdefault(id(module), []).append(torch.stack(sums, 1))
         return is_new
 
     def part_again(self, module: int) -> float:
