@@ -232,6 +232,13 @@ class ProfilingConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     trace_filename: str = "trace.json"
     """Name of that file within the rank's folder: *.json or *.json.gz, which readers look for."""
 
+    export: Literal["auto", "inline", "child"] = "auto"
+    """Who writes traces. child: a forked copy of the process, so that a crash costs the trace and not the
+    run; it cannot ask CUDA for the device's properties. auto: child on ROCm, inline elsewhere."""
+
+    export_timeout_s: PositiveFloat = 300.0
+    """After this long a child that writes a trace is ended and the trace is lost."""
+
     sync_events: bool = False
     """Record stream and event synchronisation (CUDA)."""
 

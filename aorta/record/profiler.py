@@ -1,17 +1,20 @@
 """Runs torch.profiler over windows of a run's steps and exports each window on its own.
 
 ProfilerWindow has windows that the settings plan; RequestedCapture has those that `aorta capture` asks for
-while the run goes on.
+while the run goes on. export_trace writes a trace, in a child process where an export may crash the run.
 """
 
+import faulthandler
 import gzip
 import logging
 import os
 import shutil
+import signal
 import threading
 import time
 import warnings
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -31,6 +34,8 @@ LEAD_S = 3 * REQUEST_POLL_S
 """Time that the other ranks get to see the plan before its first step."""
 LEAD_STEPS = 2
 """Steps between the plan and its first step, at least."""
+EXPORT_POLL_S = 0.005
+"""Interval between two looks whether the child that exports has ended."""
 
 
 class ProfilerWindow:
@@ -161,7 +166,7 @@ class ProfilerWindow:
         # The profiler gives its trace away once, so the second file is a copy of the first.
         first, *copies = targets
         first.parent.mkdir(parents=True, exist_ok=True)
-        export_trace(profiler, first)
+        export_trace(profiler.export_chrome_trace, first, self._settings)
         self.trace_files.append(first)
         self.cycle_traces.append(first)
         for copy in copies:
@@ -297,7 +302,7 @@ class RequestedCapture:
             profiler.stop()
             path.parent.mkdir(parents=True, exist_ok=True)
             temporary = path.with_name(f".{path.name}")  # `aorta capture` waits for the whole file
-            export_trace(profiler, temporary)
+            export_trace(profiler.export_chrome_trace, temporary, ProfilingConfig())
             temporary.rename(path)
         except (OSError, RuntimeError) as error:
             log.warning("rank %d: the trace of aorta capture is lost: %s", self._rank, error)
@@ -349,8 +354,61 @@ def is_rocm() -> bool:
     return accelerator().kind == "hip" and accelerator().is_available()
 
 
-def export_trace(profiler: profile, path: Path) -> None:
-    """Write the trace. Raises OSError or RuntimeError where none came of it."""
-    profiler.export_chrome_trace(str(path))
+def export_trace(write: Callable[[str], object], path: Path, settings: ProfilingConfig) -> None:
+    """Call write(path), here or in a child. Raises OSError or RuntimeError where no trace came of it."""
+    if settings.export == "child" or (settings.export == "auto" and is_rocm()):
+        in_child(lambda: write(str(path)), settings.export_timeout_s, path)
+    else:
+        write(str(path))
     if not path.exists():  # a write that fails in Kineto is not raised
         raise OSError(f"the profiler could not write {path}")
+
+
+def in_child(write: Callable[[], object], timeout_s: float, path: Path) -> None:
+    """Run write in a forked child and wait for it. Raises OSError, and removes path, where that went wrong.
+
+    The child has only the thread that called. A lock that another thread held at that moment stays locked in
+    it for ever, hence the time limit.
+    """
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # Python warns of forking beside threads
+        pid = os.fork()
+    if pid == 0:
+        _child(write)
+    fault = _wait(pid, timeout_s)
+    if fault is not None:
+        with suppress(OSError):
+            path.unlink(missing_ok=True)
+        raise OSError(f"the process that wrote {path} {fault}")
+
+
+def _child(write: Callable[[], object]) -> None:
+    """Run write in the child, and leave without touching anything that the parent shares."""
+    status = 1
+    try:
+        signal.set_wakeup_fd(-1)  # a signal to this process is none to the run
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        faulthandler.disable()  # its report of a crash here would read like a crash of the run
+        write()
+        status = 0
+    finally:
+        os._exit(status)  # nothing of the parent's is flushed or closed twice
+
+
+def _wait(pid: int, timeout_s: float) -> str | None:
+    """Wait for the child; return what went wrong, None if nothing."""
+    end_s = time.monotonic() + timeout_s
+    while True:
+        ended_pid, status = os.waitpid(pid, os.WNOHANG)
+        if ended_pid:
+            break
+        if time.monotonic() > end_s:
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+            return f"did not end within {timeout_s:g} s (profiling.export_timeout_s)"
+        time.sleep(EXPORT_POLL_S)
+    if os.WIFSIGNALED(status):
+        return f"was ended by {signal.Signals(os.WTERMSIG(status)).name}"
+    code = os.waitstatus_to_exitcode(status)
+    return None if code == 0 else f"ended with status {code}"

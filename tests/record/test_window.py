@@ -8,7 +8,7 @@ import torch
 
 from aorta.config import ProfilingConfig
 from aorta.record import profiler
-from aorta.record.profiler import ProfilerWindow, why_nothing_is_traced, writes_chrome
+from aorta.record.profiler import ProfilerWindow, why_nothing_is_traced
 
 
 def run_steps(window: ProfilerWindow, num_steps: int) -> None:
@@ -189,20 +189,3 @@ def test_this_torch_records_sync_events(tmp_path: Path, caplog: pytest.LogCaptur
         run_steps(window, 4)
     assert len(window.trace_files) == 2
     assert not caplog.records
-
-
-@pytest.mark.parametrize(
-    ("rocm", "asked", "written", "said"),
-    [(False, None, True, False), (True, None, False, True), (True, True, True, False)],
-)
-def test_chrome_traces_are_off_on_rocm_unless_asked_for(
-    rocm: bool,
-    asked: bool | None,
-    written: bool,
-    said: bool,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    monkeypatch.setattr(profiler, "is_rocm", lambda: rocm)
-    assert writes_chrome(small(chrome_trace=asked)) == written
-    assert ("its export has crashed runs" in caplog.text) == said
