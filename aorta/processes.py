@@ -28,10 +28,6 @@ Result = TypeVar("Result")
 Call = Callable[[], object]
 MUCH_BYTES = 16 << 20
 """Reading less takes about as long as starting processes."""
-LOCAL = "local"
-"""Word in place of a scheduler's address for a cluster on this machine."""
-LOCAL_WORKERS = 2
-"""Workers of such a cluster, unless local:N says another number."""
 SCHEDULER_TIMEOUT_S = 20
 """Longest wait for a Dask scheduler: on a busy login node it takes seconds to answer."""
 ENDS_WITHIN_S = 1.0
@@ -54,8 +50,7 @@ def parallel_map(
 
     function, items and results travel between processes: a module's function, or a functools.partial of
     one. jobs: processes on this machine. dask: address of a scheduler, whose workers must see the same
-    files; local or local:N starts one here, with LOCAL_WORKERS or N workers. Raises `error` where dask is
-    missing or does not answer, or a process was killed.
+    files. Raises `error` where dask is missing or does not answer, or a process was killed.
     """
     if dask is not None:
         yield from _on_cluster(function, items, dask, error)
@@ -93,27 +88,12 @@ def _on_cluster(
         raise error(f"--dask needs dask.distributed: {to_install('dask')}") from cause
     start_client: Any = Client  # it has no types
     try:
-        client = start_client(**_scheduler(address, error), timeout=SCHEDULER_TIMEOUT_S)
+        client = start_client(address, timeout=SCHEDULER_TIMEOUT_S)
     except Exception as cause:  # whatever it makes of what another server says
         raise error(f"no dask scheduler answers at {address}: {' '.join(str(cause).split())}") from cause
     with client:
         ahead = 2 * max(1, sum(client.nthreads().values()))
         yield from _results(lambda item: client.submit(function, item, pure=False), items, ahead)
-
-
-def _scheduler(address: str, error: type[AortaError]) -> dict[str, Any]:
-    """Arguments of a client: for a cluster of its own, which ends with it, or for the one at the address."""
-    kind, _, num_workers = address.partition(":")
-    if kind != LOCAL:
-        return {"address": address}
-    if num_workers and not (num_workers.isdecimal() and int(num_workers) > 0):
-        raise error(f"--dask {address}: local:N takes a number of workers from 1 on")
-    # A worker is a process, which spills to its disk before it runs out of its share of memory.
-    return {
-        "n_workers": int(num_workers or LOCAL_WORKERS),
-        "threads_per_worker": 1,
-        "dashboard_address": None,
-    }
 
 
 def _results(submit: Callable[[Item], Any], items: Sequence[Item], ahead: int) -> Iterator[Any]:

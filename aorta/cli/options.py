@@ -128,7 +128,7 @@ reading_options = option_group(
         "--dask",
         metavar="ADDRESS",
         section="Reading",
-        help="Read ranks on Dask workers: tcp://host:8786, or local[:N] for N workers here.",
+        help="Read ranks on the workers of this Dask scheduler: tcp://host:8786.",
     ),
 )
 
