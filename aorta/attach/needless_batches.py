@@ -143,7 +143,7 @@ class NeedlessBatches:
 class FrozenModules:
     """Modules that train nothing, and rows that they are called with again: of all steps that were noted.
 
-    Of a row two sums are kept, on its device until the end.
+    Of a row a norm and some sums are kept, on its device until the end.
     """
 
     def __init__(self) -> None:
@@ -168,10 +168,10 @@ class FrozenModules:
             self._parameters[id(module)] = [(ref(one), one._version, _some(one)) for one in held]
             self.lines[id(module)] = line
         rows, dims = given.detach(), tuple(range(1, given.dim()))  # reduced without a copy of it
-        sums = (
-            rows.sum(dims, dtype=torch.float32),
-            torch.linalg.vector_norm(rows, dim=dims, dtype=torch.float32),
-        )
+        sums = [torch.linalg.vector_norm(rows, dim=dims, dtype=torch.float32)]
+        for dim in dims:  # of a half: a row that is turned round is another one
+            half = rows.narrow(dim, 0, (rows.shape[dim] + 1) // 2)
+            sums.append(half.sum(dims, dtype=torch.float32))
         self._rows.setdefault(id(module), []).append(torch.stack(sums, 1))
         return is_new
 
@@ -180,7 +180,7 @@ class FrozenModules:
         if not all(_is_unchanged(*one) for one in self._parameters.get(module, [])):
             return 0.0
         all_rows = torch.cat(self._rows.pop(module, [torch.zeros(1, 2)])).cpu()
-        all_rows = all_rows[all_rows[:, 1] > 0]
+        all_rows = all_rows[all_rows[:, 0] > 0]
         return 1 - len(all_rows.unique(dim=0)) / max(len(all_rows), 1)
 
 

@@ -1136,7 +1136,7 @@ def test_gradients_of_whole_weights_of_which_small_factors_train(form):
     assert not work.merged or work.merged_at.function == "Adapted.forward"
 
 
-@pytest.mark.parametrize("form", ["same samples", "others", "follows", "drops out", "a copy"])
+@pytest.mark.parametrize("form", ["same samples", "turned", "others", "follows", "drops out", "a copy"])
 def test_a_frozen_module_that_is_called_with_what_it_had_before(form):
     frozen, model = nn.Linear(D, D).requires_grad_(False).eval(), nn.Linear(D, D, bias=form == "a copy")
     calls, optimizer = ModelCalls(), torch.optim.SGD(model.parameters(), 0.1)
@@ -1145,6 +1145,7 @@ def test_a_frozen_module_that_is_called_with_what_it_had_before(form):
     for step in range(3):
         calls.begin_step([optimizer], step)
         batch = torch.randn(S, D) if form == "others" else samples[torch.randperm(2 * S)[:S]]
+        batch = batch.roll(step, 1) if form == "turned" else batch
         with torch.no_grad():
             seen = frozen(batch)
         model(seen).sum().backward()

@@ -273,8 +273,9 @@ def _counted(judged: Run, account: Account, work: WorkOfStep) -> Iterator[CauseF
         if not lost_ms.any():
             continue
         at: StackFrame | None = getattr(work, f"{op}_at")
-        found = finding(op, what, at, lost_ms / (1 + part if op in BESIDE else 1), **facts_of.get(op, {}))
-        found.facts["part"] = part or None
+        whole = 1 + part if op in BESIDE else 1
+        found = finding(op, what, at, lost_ms / whole, **facts_of.get(op, {}))
+        found.facts["part"] = part / whole or None
         lines = range(at.line, at.line + 1) if op in OF_ITS_LINE and at is not None else None
         seen_ms = seen(at, lines) if op in AS_SEEN else 0.0
         if op == "hoisted":  # and as much backward
