@@ -8,6 +8,7 @@ import linecache
 import os
 import sys
 import weakref
+from collections.abc import Iterable
 from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any
@@ -16,6 +17,8 @@ from aorta.records.libraries import library_of
 
 MOST = 32
 """Descriptions of a kind that are kept; a program may make a loader in every epoch."""
+MOST_FILES = 64
+"""That are read for a line, within a step."""
 SIBLINGS = "/sys/devices/system/cpu/cpu{}/topology/thread_siblings_list"
 FSDP_MODULE = "torch.distributed.fsdp._fully_shard._fsdp_param_group"
 LOADER_ARGUMENTS = ("num_workers", "batch_size", "pin_memory", "persistent_workers", "prefetch_factor")
@@ -121,7 +124,7 @@ class ProgramNotes:
             "num_threads": torch.get_num_threads(),
             "num_cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
             "num_whole_cores": _whole_cores(),
-            "threads_at": _line_with("set_num_threads("),
+            "threads_at": _line_with("set_num_threads(", [*sys.modules.values()]),
         }
 
     def described(self) -> dict[str, Any]:
@@ -144,13 +147,14 @@ def _whole_cores() -> int | None:
         return None
 
 
-def _line_with(text: str) -> tuple[str, int] | None:
-    """The only line of the program's modules with this text."""
-    paths = {str(path) for one in [*sys.modules.values()] if (path := getattr(one, "__file__", None))}
+def _line_with(text: str, modules: Iterable[Any]) -> tuple[str, int] | None:
+    """The only line of the program's modules with this text; None of a program of many files, too."""
+    loaded = (getattr(one, "__dict__", {}).get("__file__") for one in modules)  # asks no lazy one
+    paths = {path for path in loaded if isinstance(path, str) and path.endswith(".py")}
+    own = [path for path in sorted(paths) if not library_of(path)]
     found = [
         (path, number)
-        for path in sorted(paths)
-        if path.endswith(".py") and not library_of(path)
+        for path in (own if len(own) <= MOST_FILES else ())
         for number, line in enumerate(linecache.getlines(path), 1)
         if text in line
     ]

@@ -16,6 +16,7 @@ _OTHERS = (str, bytes, list, dict, set, tuple, int, float, np.ndarray)
 _OF_TENSORS = {name for name in dir(torch.Tensor) if not name.startswith("__")} - {
     name for kind in _OTHERS for name in dir(kind)
 }
+_OF_PACKAGES = ("torch", "np", "numpy")
 _Place = tuple[int, int]
 """Line and column."""
 
@@ -47,6 +48,7 @@ def _name(loads: list[tuple[_Place, str, str]]) -> str:
     if last[2] not in ("LOAD_ATTR", "LOAD_METHOD"):
         return last[1]
     is_global = root[2] in ("LOAD_GLOBAL", "LOAD_NAME")
-    if is_global and (len(loads) == 2 or root[1] == "torch"):  # torch.nn.functional.x is called torch.x
+    # torch.nn.functional.x is called torch.x, and np.random.x np.x.
+    if is_global and (len(loads) == 2 or root[1] in _OF_PACKAGES):
         return f"{root[1]}.{last[1]}"
     return f"Tensor.{last[1]}" if last[1] in _OF_TENSORS else last[1]

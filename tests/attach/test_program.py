@@ -1,13 +1,14 @@
 """What is described of a program's loaders, wrappers and optimizers, and where they were made."""
 
 import inspect
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
 from torch.utils.data import DataLoader
 
-from aorta.attach.program import MOST, ProgramNotes
+from aorta.attach.program import MOST, ProgramNotes, _line_with
 
 
 @pytest.fixture
@@ -62,6 +63,16 @@ def test_descriptions_are_bounded(notes):
     for size in range(1, MOST + 10):
         notes.loader_made(DataLoader([1], batch_size=size))
     assert len(notes.described()["loaders"]) == MOST
+
+
+@pytest.mark.parametrize(("num", "found"), [(1, True), (2, False)])
+def test_the_line_that_sets_threads_is_found_where_there_is_one(tmp_path, num, found):
+    paths = [tmp_path / f"train_{number}.py" for number in range(num)]
+    for path in paths:
+        path.write_text("import torch\ntorch.set_num_threads(1)\n")
+    modules = [SimpleNamespace(__file__=str(path)) for path in (*paths, Path(torch.__file__))]
+    modules += [None, SimpleNamespace(__file__=None)]
+    assert _line_with("set_num_threads(", modules) == ((str(paths[0]), 2) if found else None)
 
 
 def test_switches_are_read_where_they_are_in_force(notes):

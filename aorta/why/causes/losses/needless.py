@@ -63,6 +63,8 @@ OPERATOR_MS = 0.003
 """CPU time that an operator of eager PyTorch needs beside its arithmetic, forward and backward: the 6,708 of
 a planted graph network's step take 4.6 us each, and 20 ms less in all when they are stacked (AMD EPYC)."""
 MOST_OF_WORK = 0.8
+CORE_FLOPS_PER_S = 1e10
+"""What a core reaches at least in fp32, in products of some size."""
 LARGE_BYTES = 8e6
 """A step, below which what passes through memory stays in caches."""
 THREADS_SAVE = 0.7
@@ -299,14 +301,18 @@ def _counted(judged: Run, account: Account, work: WorkOfStep) -> Iterator[CauseF
     loop = work.loop
     if loop is not None and not account.on_device:
         seen_ms = seen(loop.at, range(loop.first_line, loop.last_line + 1))
-        work_ms = float(ms.mean())
+        work_ms, on_core = float(ms.mean()), takes.get(WORK, 1.0)  # others take cores meanwhile
         if seen_ms:
             # Forward, without what they compute, were each but one operator; of the backward pass as much.
-            own_ms = float(part_ms(loop.flops, loop.bytes).mean()) + seen_ms / loop.iterations
+            # A step of nothing but small operators has a low rate because of them: no core is so slow.
+            threads = (noted_program(judged.record).get("modes") or {}).get("num_threads") or 1
+            least_s = loop.flops / (threads * CORE_FLOPS_PER_S) + loop.bytes / CPU_BYTES_PER_S
+            own_ms = min(float(part_ms(loop.flops, loop.bytes).mean()), 1e3 * least_s / on_core)
+            own_ms += seen_ms / loop.iterations
             each_ms, lost = seen_ms / loop.operators, 2 * (seen_ms - own_ms)
         else:
             each_ms, lost = work_ms / loop.all_operators, OPERATOR_MS * loop.all_operators
-        if lost > 0 and each_ms < SMALL_CALL_MS:
+        if lost > 0 and on_core * each_ms < SMALL_CALL_MS:
             what = f"{loop.all_operators:,} small operators in a loop"
             lost_ms = min(lost / work_ms, MOST_OF_WORK) * ms
             facts = {"iterations": loop.iterations, "each_us": 1e3 * each_ms}
