@@ -86,6 +86,8 @@ FEW_STEPS_FACTOR = 2
 steps, and what was asked for."""
 NEARLY_ALL = 0.8
 """Of the steps, or of a loss."""
+MOSTLY = 0.7
+"""Of a loss, that slow steps must have for it to be theirs."""
 UNLIKE = 0.75
 """Mean over median below which it is not in all steps, as a loss in every second one."""
 LESS: tuple[CauseKind, ...] = ("program_code", "transfer", "wide_dtype")
@@ -509,7 +511,7 @@ def worth(finding: CauseFinding, global_step: NDArray[np.int64]) -> Worth:
     median, mean = float(np.median(finite)), finding.mean_ms
     is_rare = not finding.by_stretch and (median < RARE * mean or mean < UNLIKE * median)
     slow_steps = occasions(values, global_step, finding.slow_steps) if is_rare else None
-    if slow_steps is not None:
+    if slow_steps is not None and slow_steps.mean_ms()[0] >= MOSTLY * mean:  # else it is in all
         if slow_steps.period is None and slow_steps.are_most_of(has_it := values > 0):
             slow_steps = slow_steps.in_steps(has_it, np.nan_to_num(values))
         slow_ms, interval = slow_steps.mean_ms()

@@ -234,3 +234,15 @@ def test_no_cause_is_named_of_two_steps(tmp_path):
     judged = judge(load_run(run_of(tmp_path, lambda *_: Host().work(30.0).after(300.0), steps=3), "a"), 1)
     found = found_causes(judged)
     assert (found.listed, found.no_loss) == ([], ["2 judged steps: too few to name a cause."])
+
+
+@pytest.mark.parametrize(("usual_ms", "often"), [(0.0, ", every fourth step"), (8.0, "")])
+def test_a_loss_is_of_the_slow_steps_that_have_most_of_it(tmp_path, usual_ms, often):
+    def make(rank, step, noise):
+        return (
+            Host().work(usual_ms + 60.0 * (step % 4 == 0), "data").work(30.0 * noise.gauss(1, 0.01)).comm(2.0)
+        )
+
+    (cause,) = named(tmp_path / "run", make)
+    assert cause.subject == f"data loading on all ranks{often}"
+    assert cause.ms == pytest.approx(usual_ms + 15.0, rel=0.1)
