@@ -1,15 +1,10 @@
 """docs/programs.md states what benchmarks/results holds."""
 
 import json
-import re
 from pathlib import Path
-
-import pytest
 
 ROOT = Path(__file__).parents[2]
 DOCUMENT = ROOT / "docs" / "programs.md"
-ROW = re.compile(r"^\| (AG|RS|AR) (\d+),(\d+),(\d+) \|(.*)\|$")
-OPS = {"AG": "ag_gemm", "RS": "gemm_rs", "AR": "gemm_ar"}
 
 
 def comparisons():
@@ -24,26 +19,13 @@ def comparisons():
     return found
 
 
-def stated():
-    ranks = 0
-    for line in DOCUMENT.read_text(encoding="utf-8").splitlines():
-        ranks = int(line.split()[1].strip("*")) if re.match(r"\| \*\*\d ranks", line) else ranks
-        if ranks and (match := ROW.match(line)):
-            kind, *shape, rest = match.groups()
-            cells = [cell.strip(" *") for cell in rest.split("|")]
-            yield (ranks, OPS[kind], *map(int, shape)), cells
-
-
-def test_the_table_of_strategies_is_what_was_measured():
-    found, rows = comparisons(), dict(stated())
-    assert rows.keys() == found.keys()
-    for key, cells in rows.items():
-        of, best = found[key], found[key]["rows"][0]
-        values = [of["serial_ms"]["value"], best["time_ms"]["value"]]
-        assert [float(cells[0]), float(cells[2])] == pytest.approx(values, abs=0.0006), key
-        assert cells[1] == best["family"], key
-        assert float(cells[3]) == pytest.approx(best["efficiency"]["value"], abs=0.006), key
-        assert float(cells[4]) == pytest.approx(best["efficiency_of_own_bound"]["value"], abs=0.006), key
+def test_copies_by_copy_engines_were_the_best_as_stated():
+    found = [(of["serial_ms"]["value"], of["rows"][0]) for of in comparisons().values()]
+    assert len(found) == 11
+    assert all(best["family"].startswith("copy engine") for _, best in found)
+    parts = [best["time_ms"]["value"] / serial_ms for serial_ms, best in found]
+    said = f"the best in all eleven shapes, at {min(parts):.2f} to {max(parts):.2f} of the serial time"
+    assert said in " ".join(DOCUMENT.read_text(encoding="utf-8").split())
 
 
 def test_no_strategy_is_above_a_bound_of_its_own():
