@@ -228,13 +228,20 @@ def sampled_ms(judged: Run, file: str, function: str, lines: range | None = None
     return sum(found) if len(found) >= FEWEST else 0.0
 
 
-def sampled_in_modules(judged: Run, line: CodeLine) -> float:
-    """Part of what the first rank was seen in a line, and in what that calls, that is in a module."""
-    samples = samples_of(judged.whole or judged, judged.ranks[0])
-    if samples is None:
+def in_modules(judged: Run, slow_steps: NDArray[np.int64], usual_steps: NDArray[np.int64]) -> float:
+    """Part of what the first rank was seen in for longer in slow steps than in usual ones, by their numbers,
+    that is in a module."""
+    whole = judged.whole or judged
+    samples = samples_of(whole, judged.ranks[0])
+    if samples is None or not len(slow_steps) or not len(usual_steps):
         return 0.0
-    at, in_module, ms = (line.file, line.line), samples.in_phase("forward"), {True: 0.0, False: 0.0}
-    for row in np.flatnonzero(samples.is_judged).tolist():
-        if any((frame.file, frame.line) == at for frame in samples.stacks.path(int(samples.rows[row, 5]))):
-            ms[bool(in_module[row])] += float(samples.ms[row])
-    return ms[True] / max(sum(ms.values()), 1e-9)
+    steps = whole.global_step[whole.judged_steps][samples.column]
+
+    def more_ms(which: NDArray[np.bool_]) -> float:
+        slow, usual = (
+            float(samples.ms[which & np.isin(steps, some)].sum()) / len(some)
+            for some in (slow_steps, usual_steps)
+        )
+        return max(slow - usual, 0.0)
+
+    return more_ms(samples.is_judged & samples.in_phase("forward")) / max(more_ms(samples.is_judged), 1e-9)

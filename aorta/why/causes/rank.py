@@ -27,7 +27,7 @@ from aorta.account.judge.judged import MOST_NUMBERS, last_holds_the_end, length_
 from aorta.account.judge.late import LateRank, steps_left_out
 from aorta.account.judge.occasional import Occasions, occasions, of_all_steps
 from aorta.account.judge.phases import line_of_evaluation
-from aorta.account.judge.stacks import sampled_in_modules, sampled_ms, samples_of
+from aorta.account.judge.stacks import in_modules, sampled_ms, samples_of
 from aorta.account.model import Causes, Dataset, Run, once_of_run
 from aorta.account.numbers import counted, quantity
 from aorta.account.rows import positive
@@ -71,7 +71,7 @@ goes with it."""
 IN_AN_UPDATE = 8
 """Optimizer steps that learn from what was gathered before the first of them, at most."""
 CALLS_THE_MODEL = 0.25
-"""Of what was sampled in a line, that is in a module."""
+"""Of what slow steps are longer by, that is in a module."""
 ECHO = 0.4
 """Of a rank whose host launches late, that what all ranks lose must be to stand before it: no more is known
 of that host, and what all lose makes it launch more."""
@@ -204,7 +204,8 @@ def _of_no_usual_step(cause: Cause, finding: CauseFinding, judged: Run, account:
         # An evaluation that calls eval(), or has a loader, is in no step.
         may_be = finding.kind == "pause" or 0 < (slow.period or 0) <= IN_AN_UPDATE
         may_be = may_be and finding.facts.get("op") == "slow_steps"
-        if not may_be or line is None or sampled_in_modules(judged, line) < CALLS_THE_MODEL:
+        steps = (account.global_step[slow.is_slow], account.global_step[~slow.is_slow])
+        if not may_be or line is None or in_modules(judged, *steps) < CALLS_THE_MODEL:
             return ""
         return (
             f"{subject}: {quantity(cause.ms, 'ms')} a step. The model is called there: data for an update of"
