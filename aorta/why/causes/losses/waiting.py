@@ -41,6 +41,8 @@ NEARLY_ALL = 0.8
 UNLIKE_CORES = 0.25
 """By which one core may be slower at the same work than another, where programs share its caches and its
 other thread: up to 0.18 was seen, for whole runs."""
+UNLIKE_CPU = 0.35
+"""The same of CPU time: up to 0.32 was seen, of equal work on two quiet cores."""
 UNEQUAL = 1.1
 """Bytes of a rank's all_to_all over the mean of the ranks."""
 PART_KINDS: tuple[tuple[str, CauseKind], ...] = (
@@ -241,12 +243,15 @@ def _late_rank(judged: Run, parts: Parts, left: Floats) -> Iterator[CauseFinding
         elif (more := _has_more_of(parts, late)) is not None:
             own, text = more
             evidence = [text]
+        elif parts.on_device:
+            facts["op"] = "unknown"
     else:
         work, others_work = on_core.cpu_ms, on_core.others_cpu_ms
         facts["op"] = "sleeps" if on_core.sleeps else "works"
     # A slower core is slower in every step, and more so the more others run there.
     may_be_core = not parts.on_device and late.occasions is None and facts.get("op") != "sleeps"
-    if may_be_core and work < (1 + UNLIKE_CORES + parts.account.share("core_taken")) * others_work:
+    unlike = UNLIKE_CORES if on_core is None else UNLIKE_CPU
+    if may_be_core and work < (1 + unlike + parts.account.share("core_taken")) * others_work:
         return
     own = "compute" if facts.get("op") == "works" else own
     yield _finding_of(late, ranks[worst], of_one_rank(len(ranks), own, *ANY_CELL), facts, evidence)
