@@ -2,13 +2,14 @@
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
 
 from aorta.account.cause import CodeLine
+from aorta.account.load.rank.phases import PREFIX
 from aorta.account.model import Run, once_of_run
 from aorta.records.stacks import DOING, PLACES, STACK_PHASES, Doing, Place, StackFrame, StackPhase, Stacks
 from aorta.timeline.types import TRACE_SOURCES
@@ -21,6 +22,10 @@ LOSS_FUNCTIONS = ("loss", "cross_entropy")
 Function = tuple[str, str]
 FEWEST = 3
 """Samples that tell how long a function takes."""
+TIMED: tuple[StackPhase, ...] = ("backward", "optimizer")
+"""Phases of which the host's spans tell how long the thread is in them."""
+SMALL = 0.02
+"""Of a step, below which a phase may have no samples."""
 MOST_RANKS = 8
 """Whose samples stand for those of all ranks."""
 
@@ -127,6 +132,34 @@ def samples_of(run: Run, rank: int) -> Samples | None:
         return None
     step_ms = float(np.nanmean(lengths))
     return Samples(stacks, column, np.asarray(rows[:, 6] * (step_ms / sampled_us), dtype=np.float64), rows)
+
+
+def timed_samples_of(run: Run, rank: int) -> Samples | None:
+    """As samples_of; backward passes, optimizers and all else take the parts of the mean step that the host's
+    spans show. Spans are exact and samples few, and where threads contend for cores more samples come while
+    the thread waits for those of a backward pass. As sampled, without spans or without samples of a part."""
+    samples, whole = samples_of(run, rank), run.host_parts.get(f"{PREFIX}step")
+    if samples is None or whole is None:
+        return samples
+    row = run.ranks.index(rank)
+    step_ms = whole[row, run.judged_steps]
+    is_timed = np.isfinite(step_ms)
+    ms, left, share_left = samples.ms.copy(), np.ones(len(samples.ms), dtype=bool), 1.0
+    groups: list[tuple[NDArray[np.bool_], float]] = []
+    for phase in TIMED:
+        of_phase = run.host_parts.get(f"{PREFIX}{phase}", np.zeros_like(whole))[row, run.judged_steps]
+        share = float(np.nansum(of_phase[is_timed]) / step_ms[is_timed].sum()) if is_timed.any() else 0.0
+        which = samples.in_phase(phase)
+        groups.append((which, share))
+        left, share_left = left & ~which, share_left - share
+    total = float(ms[samples.is_judged].sum())
+    for which, share in [*groups, (left, share_left)]:
+        sampled = float(samples.ms[samples.is_judged & which].sum()) / total
+        if sampled > 0 and share > 0:
+            ms[which] *= share / sampled
+        elif max(sampled, share) > SMALL:
+            return samples
+    return replace(samples, ms=ms)
 
 
 def heaviest(stacks: Sequence[WeightedStack]) -> CodeLine | None:

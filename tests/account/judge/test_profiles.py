@@ -14,6 +14,8 @@ from aorta.account.judge.profiles import (
     told_differences,
     tree,
 )
+from aorta.account.judge.stacks import timed_samples_of
+from aorta.records.stacks import STACK_PHASES
 from tests.account.judge.sampled_runs import AUGMENT, BACKWARD, MAIN, SLEEP, sampled, sampled_dataset
 
 STEPS = range(2, 12)
@@ -120,3 +122,28 @@ def test_nodes_that_do_not_fit_count_as_their_callers(late_rank):
     assert whole.frames == [None, MAIN, BACKWARD]
     assert whole.total_ms[:, 0] == pytest.approx([step_ms(late_rank, 0), step_ms(late_rank, 1)])
     assert whole.ms[1, 1] == pytest.approx(step_ms(late_rank, 1) / 3)
+
+
+@pytest.mark.parametrize(
+    ("spans_show_ms", "backward_share"),
+    [
+        pytest.param({"step": 40.0, "backward": 20.0}, 1 / 2, id="spans-tell-how-long-a-backward-pass-is"),
+        pytest.param(
+            {"step": 40.0, "backward": 10.0, "optimizer": 10.0}, 2 / 3, id="no-sample-of-an-optimizer"
+        ),
+        pytest.param({}, 2 / 3, id="no-spans"),
+    ],
+)
+def test_samples_of_a_phase_take_the_part_of_the_step_that_spans_show(spans_show_ms, backward_share):
+    stacks = sampled(*backward(20_000, *STEPS), *asleep(10_000, *STEPS))
+    of_backward = STACK_PHASES.index("backward")
+    stacks.samples = [
+        sample if sample.us == 10_000 else msgspec.structs.replace(sample, phase=of_backward)
+        for sample in stacks.samples
+    ]
+    judged = sampled_dataset([stacks]).first
+    spans = {f"host.phase.{phase}": np.full((1, 12), ms) for phase, ms in spans_show_ms.items()}
+    samples = timed_samples_of(msgspec.structs.replace(judged, host_parts=spans), 0)
+    mean_ms = step_ms(judged, 0)
+    assert samples.ms[samples.in_phase("backward")].sum() == pytest.approx(backward_share * mean_ms)
+    assert samples.ms.sum() == pytest.approx(mean_ms)

@@ -24,6 +24,7 @@ from aorta.account.judge.stacks import (
     WeightedStack,
     is_a_loss,
     samples_of,
+    timed_samples_of,
 )
 from aorta.account.model import Run
 from aorta.records.schema import NO_CALL, NO_OPTIMIZER, HostKind
@@ -71,7 +72,7 @@ TRACEBACKS = (
 def program_code(judged: Run, account: Account) -> Iterator[CauseFinding]:
     ranks, whole = judged.ranks[:MOST_RANKS], judged.whole or judged
     # Of all judged steps: the program does the same where its times were not taken.
-    samples = [one for rank in ranks if (one := samples_of(whole, rank)) is not None]
+    samples = [one for rank in ranks if (one := timed_samples_of(whole, rank)) is not None]
     if not samples or len(samples) < len(ranks):
         return
     steps = _places(whole, account)
@@ -138,8 +139,8 @@ def program_code(judged: Run, account: Account) -> Iterator[CauseFinding]:
 def code_in_passes(judged: Run, account: Account, losses: list[CauseFinding]) -> Iterator[CauseFinding]:
     """Python and numpy that forward and backward passes run on a CPU, of the function with most of it; not of
     a loop over operators, whose Python is in that loss."""
-    whole = judged.whole or judged
-    samples = [one for rank in judged.ranks[:MOST_RANKS] if (one := samples_of(whole, rank)) is not None]
+    whole, ranks = judged.whole or judged, judged.ranks[:MOST_RANKS]
+    samples = [one for rank in ranks if (one := timed_samples_of(whole, rank)) is not None]
     if account.on_device or len(samples) < len(judged.ranks[:MOST_RANKS]):
         return
     # An operator that a sign calls has no frame: what samples show is either that or Python.
