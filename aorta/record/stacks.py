@@ -39,9 +39,9 @@ from aorta.steps.notes import RecordedStep
 PERIOD_S = 0.05
 FIRST_PERIOD_S, NUM_FIRST = 0.02, 100
 """A short run needs an answer too: its first samples come faster, as far as FIRST_CPU_S allows."""
-CPU_SHARE, FIRST_CPU_S = 0.001, 0.01
+CPU_SHARE, FIRST_CPU_S = 0.001, 0.02
 """Part of a core that sampling may take, and what the first samples may take at once, which is made up for
-within 20 s; where a sample takes longer, samples come more rarely. The thread that trains waits as long."""
+within 40 s; where a sample takes longer, samples come more rarely. The thread that trains waits as long."""
 MANY = 36_000
 """Samples (half an hour of them) after which they come more rarely the longer the run is: from then on each
 doubling of its length adds about 25,000."""
