@@ -134,6 +134,7 @@ def samples_of(run: Run, rank: int) -> Samples | None:
     return Samples(stacks, column, np.asarray(rows[:, 6] * (step_ms / sampled_us), dtype=np.float64), rows)
 
 
+@once_of_run
 def timed_samples_of(run: Run, rank: int) -> Samples | None:
     """As samples_of; backward passes, optimizers and all else take the parts of the mean step that the host's
     spans show. Spans are exact and samples few, and where threads contend for cores more samples come while
@@ -160,6 +161,11 @@ def timed_samples_of(run: Run, rank: int) -> Samples | None:
         elif max(sampled, share) > SMALL:
             return samples
     return replace(samples, ms=ms)
+
+
+def samples_of_ranks(run: Run, samples: Callable[[Run, int], Samples | None] = samples_of) -> list[Samples]:
+    """Of the ranks that stand for all, those that were sampled."""
+    return [one for rank in run.ranks[:MOST_RANKS] if (one := samples(run, rank)) is not None]
 
 
 def heaviest(stacks: Sequence[WeightedStack]) -> CodeLine | None:
@@ -244,8 +250,7 @@ def sampled_ms(judged: Run, file: str, function: str, lines: range | None = None
     """Of a mean step, what the thread that trains was seen in a function of the program, or lines of it, and
     what it calls; 0 where too few samples tell, and of one that holds the loop: it calls backward() or the
     optimizer."""
-    whole = judged.whole or judged
-    samples = [one for rank in judged.ranks[:MOST_RANKS] if (one := samples_of(whole, rank)) is not None]
+    samples = samples_of_ranks(judged.whole or judged)
     found = []
     for one in samples:
         is_loops = one.in_phase("backward", "optimizer")[one.is_judged]

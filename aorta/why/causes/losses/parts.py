@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aorta.account.judge.cells import EXPOSED_CELLS, HOST_PARTS, Account, Host
-from aorta.account.judge.stacks import MOST_RANKS, Samples, samples_of
+from aorta.account.judge.stacks import MOST_RANKS, Samples, samples_of, samples_of_ranks
 from aorta.account.load.rank.host import BYTES, IDLE, IDLE_BEHIND, LOOPS, OTHER
 from aorta.account.load.rank.kernels import COUNT, TIME
 from aorta.account.metrics import THROTTLED, of_operation, operations
@@ -193,8 +193,7 @@ def _own_threads(judged: Run, account: Account, host: Host) -> tuple[Floats, Flo
     threads too, and as much of them; the rest of that sleep is work, done by several."""
     zero = np.zeros_like(account.step_ms)
     blocked, taken = (account.cells.get(name, zero) for name in ("blocked", "core_taken"))
-    ranks = judged.ranks[:MOST_RANKS]
-    samples = [one for rank in ranks if (one := samples_of(judged, rank)) is not None]
+    samples = samples_of_ranks(judged)
     if account.on_device or host.use is None or not samples or not blocked.any():
         return blocked, taken
     within_ms = np.mean([one.ms[_sleeps_in_torch(one)].sum() for one in samples])

@@ -23,7 +23,7 @@ from aorta.account.judge.stacks import (
     Samples,
     WeightedStack,
     is_a_loss,
-    samples_of,
+    samples_of_ranks,
     timed_samples_of,
 )
 from aorta.account.model import Run
@@ -72,7 +72,7 @@ TRACEBACKS = (
 def program_code(judged: Run, account: Account) -> Iterator[CauseFinding]:
     ranks, whole = judged.ranks[:MOST_RANKS], judged.whole or judged
     # Of all judged steps: the program does the same where its times were not taken.
-    samples = [one for rank in ranks if (one := timed_samples_of(whole, rank)) is not None]
+    samples = samples_of_ranks(whole, timed_samples_of)
     if not samples or len(samples) < len(ranks):
         return
     steps = _places(whole, account)
@@ -140,8 +140,8 @@ def code_in_passes(judged: Run, account: Account, losses: list[CauseFinding]) ->
     """Python and numpy that forward and backward passes run on a CPU, of the function with most of it; not of
     a loop over operators, whose Python is in that loss."""
     whole, ranks = judged.whole or judged, judged.ranks[:MOST_RANKS]
-    samples = [one for rank in ranks if (one := timed_samples_of(whole, rank)) is not None]
-    if account.on_device or len(samples) < len(judged.ranks[:MOST_RANKS]):
+    samples = samples_of_ranks(whole, timed_samples_of)
+    if account.on_device or len(samples) < len(ranks):
         return
     # An operator that a sign calls has no frame: what samples show is either that or Python.
     operators = (
@@ -279,8 +279,7 @@ def code_in_model(judged: Run) -> tuple[StackFrame, float] | None:
     """The line of the function that computes by itself for longest, in forward and backward passes and the
     optimizer, and ms of a step in that function: with numpy or Python, or in a hook of a backward pass. None
     where samples show none. What calls torch's functions forward is the model."""
-    whole = judged.whole or judged
-    samples = [one for rank in judged.ranks[:MOST_RANKS] if (one := samples_of(whole, rank)) is not None]
+    samples = samples_of_ranks(judged.whole or judged)
     by_function: dict[Function, dict[StackFrame, float]] = defaultdict(lambda: defaultdict(float))
     counts: dict[Function, int] = defaultdict(int)
     for one in samples:
@@ -303,8 +302,7 @@ def code_in_model(judged: Run) -> tuple[StackFrame, float] | None:
 def host_is_ahead_of_copies(judged: Run, ms: float) -> bool:
     """Whether some rank's host is in the program's own lines, by samples, for less than its device copies: to
     wait for copies takes as long as they do. ms: of copies, in a step."""
-    whole = judged.whole or judged
-    samples = [one for rank in judged.ranks[:MOST_RANKS] if (one := samples_of(whole, rank)) is not None]
+    samples = samples_of_ranks(judged.whole or judged)
     return any(one.ms[one.is_judged & one.in_phase("rest") & one.leaf_in("")].sum() < ms for one in samples)
 
 
