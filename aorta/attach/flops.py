@@ -119,6 +119,11 @@ class ModelCalls:
         """Found by count()."""
         self.precision: str | None = None
         """In which most of the work is done, by autocast and the parameters' type."""
+        self._type: torch.dtype | None = None
+        """Of the parameters, as they are multiplied where autocast is off."""
+        self._cast = Counter[torch.dtype | None]()
+        """Of the weights that the first step's modules multiply by: how many entries are cast to which type.
+        A model may enter autocast itself, or be wrapped in it."""
         self._copied, self._of_loss = LayoutCopies(), LossLoops()
         self._graphs = BackwardGraphs()
         self._batches, self._frozen = NeedlessBatches(), FrozenModules()
@@ -159,6 +164,8 @@ class ModelCalls:
         self._batches.end_step(self._graphs.reached)
         self._graphs.end_step()
         is_first = len(self._sizes) == 1
+        if is_first and self._type is not None:
+            self.precision = _precision(self._type, self._cast)
         self._unread = {
             key: (held, first, None if is_first else _some_of(one))
             for key, (held, first, _) in self._unread.items()
@@ -190,7 +197,10 @@ class ModelCalls:
 
         def call(self: Any, /, *args: Any, **named: Any) -> Any:
             # torch's profiler reads the local named self of each frame of Module.__call__, or crashes.
-            if calls._depth or threading.get_ident() != thread or torch.compiler.is_compiling():
+            if threading.get_ident() != thread or torch.compiler.is_compiling():
+                return original(self, *args, **named)
+            if calls._depth:
+                calls._note_cast(self)
                 return original(self, *args, **named)
             # In a backward pass modules are called again, for what was not kept.
             if torch._C._current_graph_task_id() != -1:
@@ -240,6 +250,19 @@ class ModelCalls:
             except Exception as error:
                 self._refuse(_text_of(error))
         return True
+
+    def _note_cast(self, module: Module) -> None:
+        """Note, in the first step, whether autocast is on where a module multiplies by its weight. The model
+        itself counts where nothing in it does."""
+        with suppress(Exception):
+            weight = module._parameters.get("weight")
+            size = 0
+            if weight is not None and weight.ndim > 1 and not isinstance(module, torch.nn.Embedding):
+                size = weight.numel()
+            if len(self._sizes) == 1 and (size or not self._depth):
+                device = next(module.parameters()).device.type
+                on = torch.is_autocast_enabled(device)
+                self._cast[torch.get_autocast_dtype(device) if on else None] += max(size, 1)
 
     def _note_quiet(self, module: Module, args: Any, named: Any) -> bool:
         """The same of a call without gradients."""
@@ -312,7 +335,8 @@ class ModelCalls:
         self._times[key] = self._times.get(key, 0) + 1
         self._lines.setdefault(key, _line())
         if self._is_model(module):
-            self.precision = self.precision or _precision(module)
+            self._type = self._type or _type_of(module)
+            self._note_cast(module)
         if key not in self._kinds:
             if len(self._kinds) >= MOST_KINDS:
                 raise NotCountedError(f"a step calls modules in more than {MOST_KINDS} different ways")
@@ -967,21 +991,24 @@ def _tensors(output: Any) -> list[torch.Tensor]:
     return [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
 
 
-def _precision(module: Module) -> str | None:
-    """'bf16', as peaks of devices are named; None of another type."""
-    sizes: dict[tuple[torch.dtype, str], int] = {}
+def _type_of(module: Module) -> torch.dtype:
+    """That of most of its parameters, or that which FSDP makes of them."""
+    sizes = Counter[torch.dtype]()
     for parameter in module.parameters():
-        key = parameter.dtype, parameter.device.type
-        sizes[key] = sizes.get(key, 0) + parameter.numel()
-    dtype, device = max(sizes, key=lambda key: sizes[key])
+        sizes[parameter.dtype] += parameter.numel()
     units = (
         getattr(getattr(inner._get_fsdp_state(), "_mp_policy", None), "param_dtype", None)  # type: ignore[operator]
         for inner in module.modules()
         if hasattr(inner, "_get_fsdp_state")
     )
-    dtype = next((unit for unit in units if unit is not None), dtype)
-    if torch.is_autocast_enabled(device):
-        dtype = torch.get_autocast_dtype(device)
+    return next((unit for unit in units if unit is not None), sizes.most_common(1)[0][0])
+
+
+def _precision(dtype: torch.dtype, cast: Counter[torch.dtype | None]) -> str | None:
+    """'bf16', as peaks of devices are named; None of another type. cast: entries of weights by the type that
+    autocast makes of them."""
+    ((most, _),) = cast.most_common(1) or ((None, 0),)
+    dtype = most or dtype
     if dtype == torch.float32 and torch.get_float32_matmul_precision() != "highest":
         return "tf32"
     return {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}.get(dtype)

@@ -742,6 +742,40 @@ def test_a_wrapped_forward_is_that_of_the_class():
     assert counted(model, torch.zeros(2, 4)) == 2 * (2 * 2 * 4 * 4)
 
 
+class Autocasts(nn.Module):
+    """The model enters autocast itself, or a wrapper of its forward does, but for a part of it."""
+
+    def __init__(self):
+        super().__init__()
+        self.trunk, self.head = nn.Sequential(nn.Linear(D, D), nn.ReLU(), nn.Linear(D, D)), nn.Linear(D, D)
+
+    def forward(self, x):
+        with torch.autocast("cpu", torch.bfloat16):
+            y = self.trunk(x)
+        return self.head(y.float())
+
+
+def wrapped_in_autocast():
+    model = nn.Sequential(Decoder())
+    model[0].forward = torch.autocast("cpu", torch.bfloat16)(model[0].forward)
+    return model
+
+
+@pytest.mark.parametrize(
+    ("model", "given", "precision"),
+    [
+        (Decoder(), IDS, "fp32"),
+        (wrapped_in_autocast(), IDS, "bf16"),
+        (Autocasts(), torch.zeros(S, D), "bf16"),
+        (Decoder().to(torch.float16), IDS, "fp16"),
+    ],
+    ids=["nothing", "a wrapper", "the model itself, for most of it", "parameters"],
+)
+def test_the_precision_is_that_of_most_weights_where_they_are_used(model, given, precision):
+    """Of the peak rate that MFU divides by: 15 times as high in bf16 as in fp32."""
+    assert noted(model, given).precision == precision
+
+
 def test_tied_parameters_stay_tied():
     model = nn.Sequential(nn.Linear(4, 4, bias=False), nn.Linear(4, 4, bias=False))
     model[1].weight = model[0].weight
