@@ -22,6 +22,7 @@ from aorta.records.stacks import StackFrame
 from aorta.timeline.statistics import MIN_STEPS
 from aorta.timeline.types import TRACE_SOURCES
 from aorta.why.causes.finding import CauseFinding
+from aorta.why.causes.program import program_of
 
 LARGE_LOSS = 0.15
 """Part of the step, from which on a cell is no small loss, though no cause takes it."""
@@ -148,9 +149,11 @@ def _reason_text(cell: str, dataset: Dataset, account: Account) -> str:
     num = sum(row.count for row in kernels_by_class(dataset))
     if cell != "launch" or not num or account.step_ms.shape[1] < MIN_STEPS:
         return f"Its reason is not certain{_too_few(account)}."
+    compiled = "compile" in program_of(dataset.first.record)[0]
+    remedy = "Larger batches" if compiled else "torch.compile launches less and larger batches"
     return (
-        f"The host bounds the step: {num:,.0f} kernels and copies, whose launches alone explain little of it."
-        " Larger batches hide what does not grow with them."
+        f"The host bounds the step: {num:,.0f} kernels and copies, whose launches alone explain little of it;"
+        f" the rest is Python, wrappers and casts around them. {remedy} hide what does not grow with them."
     )
 
 

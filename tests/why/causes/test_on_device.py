@@ -178,6 +178,7 @@ def test_what_a_program_is_made_of_is_a_fact_of_its_account(tmp_path):
         text,
     )
     assert "The host bounds the step: 150 kernels" in text
+    assert "torch.compile launches less" in text
 
 
 def reads_values(num, kernels):
