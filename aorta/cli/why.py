@@ -148,12 +148,12 @@ def _why(paths: tuple[Path, ...], selection: Selection, reading: RecordsReading,
     from aorta.account.judge.cells import account_of
     from aorta.account.judge.judged import dataset, judge, selected
     from aorta.account.judge.phases import phases_of
-    from aorta.account.judge.profiles import told_differences
+    from aorta.account.judge.profiles import busiest, told_differences
     from aorta.account.judge.sites import sites_of
     from aorta.cli.report import label_of
     from aorta.timeline.types import TRACE_SOURCES
     from aorta.why.causes.rank import causes_of
-    from aorta.why.causes.text import causes_text
+    from aorta.why.causes.text import MOST_LINES, causes_text
 
     path = paths[0] if len(paths) == 1 else paths[0].parent
     label = label_of(os.path.basename(os.path.realpath(path)))
@@ -184,6 +184,7 @@ def _why(paths: tuple[Path, ...], selection: Selection, reading: RecordsReading,
             "phases": phases_of(judged),
             "sites": sites_of(judged),
             "differences": told_differences(judged, causes.late_rank),
+            "lines": busiest(judged, MOST_LINES),
             "nothing": None if causes.listed else causes.empty_text,
             "notes": [*judged.story, *judged.notes],
             **path_json,

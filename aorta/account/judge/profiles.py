@@ -17,6 +17,8 @@ from aorta.records.stacks import DOING, Doing, StackFrame
 Floats = NDArray[np.float64]
 LEAST_DIFFERENCE = 0.02
 """Of a step, from which on a line's difference is told."""
+LEAST_SHOWN = 0.05
+"""Of a step, from which on a line is told as one of the busiest."""
 SURE = 2.0
 """Standard errors that a difference must be above 0."""
 FEWEST = 3
@@ -141,13 +143,21 @@ def told_differences(judged: Run, late: int | None) -> list[Difference]:
     return [difference for difference in found if difference.lines]
 
 
-def line_text(line: Line) -> str:
+def busiest(judged: Run, num: int) -> list[Line]:
+    """The lines of the program that the thread that trains is in most: means over ranks, from LEAST_SHOWN of
+    the step and FEWEST samples on. Which waits for the device counts as any other."""
+    step_ms = float(np.nanmean(judged.values("step_ms"))) if judged.num_judged else 0.0
+    lines = most([*rank_parts(judged).values()], num)
+    return [line for line in lines if line.ms >= LEAST_SHOWN * step_ms and line.num_samples >= FEWEST]
+
+
+def line_text(line: Line, is_difference: bool = True) -> str:
     """'+13.4 ms in push(), train.py:22 (the thread sleeps): 13.4 against 0.00, 42 samples'"""
     calls = f" in {line.calls}" if line.calls else ""
+    against = f" {number(line.ms)} against {number(line.against_ms)}," if is_difference else ""
     return (
-        f"{quantity(line.difference_ms, 'ms', sign=True)} in {line.text} (the thread"
-        f" {DOING_WORDS[line.doing]}{calls}): {number(line.ms)} against {number(line.against_ms)},"
-        f" {counted(line.num_samples, 'sample')}"
+        f"{quantity(line.difference_ms, 'ms', sign=is_difference)} in {line.text} (the thread"
+        f" {DOING_WORDS[line.doing]}{calls}):{against} {counted(line.num_samples, 'sample')}"
     )
 
 

@@ -13,7 +13,7 @@ from aorta.account.judge.cells import CELLS, LARGE_SHARE, Account, account_of
 from aorta.account.judge.kernels import kernels_by_class
 from aorta.account.judge.outside import OUTSIDE_WORDS
 from aorta.account.judge.phases import evaluation_text, largest_beside_the_model, largest_text, phases_of
-from aorta.account.judge.profiles import DOING_WORDS, line_text, told_differences
+from aorta.account.judge.profiles import DOING_WORDS, busiest, line_text, told_differences
 from aorta.account.judge.sites import sites_of
 from aorta.account.load.measures import peak_text
 from aorta.account.model import Causes, Dataset, Run
@@ -102,6 +102,10 @@ def causes_text(causes: Causes, run: Run) -> str:
         lines += ["", f"Sampled, ms of a step: {difference.title}."]
         for line in difference.lines[:MOST_LINES]:
             lines += wrapped(line_text(line))
+    if busy := busiest(run, MOST_LINES):
+        lines += ["", "Sampled, ms of a step: the program's lines that the thread that trains is in most."]
+        for line in busy:
+            lines += wrapped(line_text(line, is_difference=False))
     if sites := sites_of(run):
         lines += ["", "Collectives of a rank by the line that issues them, those that move most first."]
         for row in sites[:MOST_SITES]:

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 
 from aorta.account.judge.profiles import (
+    busiest,
     differences,
     line_text,
     most,
@@ -59,6 +60,19 @@ def test_what_the_late_rank_does_and_the_others_do_not(late_rank):
 
 def test_without_a_late_rank_there_is_no_difference(late_rank):
     assert told_differences(late_rank, None) == []
+
+
+def test_the_lines_that_the_thread_is_in_most(late_rank):
+    """Means over two ranks, of which one sleeps for a third of its step."""
+    first, second = busiest(late_rank, 4)
+    assert (first.text, second.text) == ("main(), train.py:20", "augment(), data.py:5")
+    assert second.ms == pytest.approx(step_ms(late_rank, 1) / 3 / 2)
+    assert line_text(second, is_difference=False).endswith("(the thread sleeps in sleep of time): 10 samples")
+
+
+def test_what_few_samples_saw_is_no_busy_line():
+    stacks = sampled(*backward(30_000, *STEPS), *asleep(30_000, 3, 4))
+    assert [line.text for line in busiest(sampled_dataset([stacks]).first, 4)] == ["main(), train.py:20"]
 
 
 def test_a_difference_that_chance_can_make_is_not_told():
