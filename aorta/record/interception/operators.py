@@ -11,6 +11,7 @@ holds it.
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from functools import partial
+from operator import attrgetter
 from threading import get_ident
 from typing import Any
 
@@ -21,7 +22,7 @@ from torch._C import DispatchKey, DispatchKeySet, _dispatch_keyset_full_after
 from torch._C import _distributed_c10d as c10d
 from torch._C._distributed_c10d import ProcessGroup, Work
 
-from aorta.record.interception.works import Launch, Observer
+from aorta.record.interception.works import Observer
 
 _RED_OP_TYPES: dict[str, Any] = dict(c10d.ReduceOp.RedOpType.__members__)
 _PREMUL_SUM = int(_RED_OP_TYPES["PREMUL_SUM"])
@@ -81,12 +82,35 @@ def _launched_by_original(name: str, keys: DispatchKeySet, *args: Any) -> Work:
     return Work.unbox(result[-1] if isinstance(result, tuple) else result)
 
 
-class Operators:
-    """The kernels for the tensors of one dispatch key.
+_FORMS: dict[str, tuple[str, str, Any]] = {
+    "allreduce_": ("all_reduce", "allreduce", c10d.AllreduceOptions),
+    "allreduce_coalesced_": ("all_reduce", "allreduce_coalesced", c10d.AllreduceCoalescedOptions),
+    "_allgather_base_": ("all_gather", "_allgather_base", c10d.AllgatherOptions),
+    "_reduce_scatter_base_": ("reduce_scatter", "_reduce_scatter_base", c10d.ReduceScatterOptions),
+    "allgather_into_tensor_coalesced_": ("all_gather", "", None),
+    "reduce_scatter_tensor_coalesced_": ("reduce_scatter", "", None),
+    "allgather_": ("all_gather", "allgather", c10d.AllgatherOptions),
+    "allgather_coalesced_": ("all_gather", "allgather_coalesced", c10d.AllgatherOptions),
+    "reduce_scatter_": ("reduce_scatter", "reduce_scatter", c10d.ReduceScatterOptions),
+    "alltoall_": ("all_to_all", "alltoall", c10d.AllToAllOptions),
+    "alltoall_base_": ("all_to_all", "alltoall_base", c10d.AllToAllOptions),
+    "broadcast_": ("broadcast", "broadcast", c10d.BroadcastOptions),
+    "reduce_": ("reduce", "reduce", c10d.ReduceOptions),
+    "gather_": ("gather", "gather", c10d.GatherOptions),
+    "scatter_": ("scatter", "scatter", c10d.ScatterOptions),
+    "send": ("send", "send", None),
+    "recv_": ("recv", "recv", None),
+    "recv_any_source_": ("recv", "recv_anysource", None),
+}
+"""By operator: what the observer is told, the method of the backend ("": its binding cannot express the
+call), and the method's options. All else is read from the operator's schema."""
+_FIELDS = {"root_rank": "rootRank", "root_tensor": "rootTensor"}
+"""Arguments of operators that are fields of the options, beside the reduction, async_op and timeout."""
+_PEERS = ("root_rank", "dst", "src")
 
-    Argument names, order and defaults are those of the operators' schemas: the dispatcher leaves
-    out trailing arguments that equal the default.
-    """
+
+class Operators:
+    """The kernels for the tensors of one dispatch key."""
 
     def __init__(self, key: str, observer: Observer) -> None:
         """key: a device's, such as "CPU", or that of its sparse tensors, "SparseCPU"."""
@@ -100,310 +124,72 @@ class Operators:
         self._keyset = DispatchKeySet(DispatchKey.__members__[key])
 
     def by_name(self) -> dict[str, _Kernel]:
-        names = [
-            "allreduce_", "allreduce_coalesced_", "_allgather_base_", "_reduce_scatter_base_",
-            "allgather_into_tensor_coalesced_", "reduce_scatter_tensor_coalesced_", "allgather_",
-            "reduce_scatter_", "alltoall_", "alltoall_base_", "broadcast_", "reduce_", "gather_",
-            "scatter_", "barrier", "send", "recv_", "recv_any_source_", "allgather_coalesced_",
-        ]  # fmt: skip
         if self._is_sparse:
-            names = ["allreduce_"]
-        elif self._device.type == "cpu":
-            names.append("monitored_barrier_")
-        return {name: getattr(self, name) for name in names}
+            return {"allreduce_": self._kernel("allreduce_")}
+        found = {name: self._kernel(name) for name in _FORMS} | {"barrier": self.barrier}
+        if self._device.type == "cpu":
+            found["monitored_barrier_"] = self.monitored_barrier_
+        return found
 
-    def _original(self, name: str, *args: Any) -> Launch:
-        """Return a launch through the original kernel, always asynchronous: it cannot return no work."""
-        return partial(_launched_by_original, name, self._keyset, *args)
-
-    def allreduce_(self, tensors: Any, process_group: Any, reduce_op: Any, sparse_indices: Any = None,
-                   async_op: bool = True, timeout: int = -1) -> Any:  # fmt: skip
-        group = _unbox(process_group)
-        red_op = reduce_op._get_method("op")()
-        if red_op == _PREMUL_SUM or sparse_indices is not None or self._is_sparse:
-            launch = self._original(
-                "allreduce_", tensors, process_group, reduce_op, sparse_indices, True, timeout
-            )
-        else:
-            options = _options(c10d.AllreduceOptions, async_op, timeout, red_op)
-            launch = partial(group._get_backend(self._device).allreduce, tensors, options)
-
-        num_bytes = _total_sparse(tensors) if self._is_sparse else _total(tensors)
-        work = self._observe(
-            group, "all_reduce", tensors, num_bytes, DTYPE_NAMES[tensors[0].dtype], async_op, launch
+    def _kernel(self, name: str) -> _Kernel:
+        """Return the kernel of an operator that is called as (tensors, ..., process_group, ...)."""
+        op, method, options_type = _FORMS[name]
+        schema = getattr(torch.ops.c10d, name).default._schema
+        place = {argument.name: at for at, argument in enumerate(schema.arguments)}
+        num, num_args = place["process_group"], len(place)
+        # What is at the end stands in for arguments that the operator has not.
+        defaults = (*(argument.default_value for argument in schema.arguments), None, True, -1)
+        at_red_op, at_async, at_timeout = (
+            place.get(key, num_args + nth) for nth, key in enumerate(("reduce_op", "async_op", "timeout"))
         )
-        return tensors, work.boxed()
-
-    def allreduce_coalesced_(self, tensors: Any, process_group: Any, reduce_op: Any,
-                             async_op: bool = True, timeout: int = -1) -> Any:  # fmt: skip
-        group = _unbox(process_group)
-        red_op = reduce_op._get_method("op")()
-        if red_op == _PREMUL_SUM:
-            launch = self._original("allreduce_coalesced_", tensors, process_group, reduce_op, True, timeout)
-        else:
-            options = _options(c10d.AllreduceCoalescedOptions, async_op, timeout, red_op)
-            launch = partial(group._get_backend(self._device).allreduce_coalesced, tensors, options)
-
-        work = self._observe(
-            group, "all_reduce", tensors, _total(tensors), DTYPE_NAMES[tensors[0].dtype], async_op, launch
+        at_sparse, at_peer = (
+            place.get("sparse_indices"),
+            next((place[key] for key in _PEERS if key in place), 0),
         )
-        return work.boxed()
+        fields = [(field, place[key]) for key, field in _FIELDS.items() if options_type and key in place]
+        # What the method is given behind the tensors, such as a tag, where it is not in the options.
+        in_options = {at_red_op, at_async, at_timeout, at_sparse, *(at for _, at in fields)}
+        rest = [at for at in range(num + 1, num_args) if at not in in_options]
+        types = [str(argument.type) for argument in schema.arguments[:num]]
+        first_size, *other_size = [_total_sparse] if self._is_sparse else [_NUM_BYTES[one] for one in types]
+        flat = next(at for at, one in enumerate(types) if one != "List[List[Tensor]]")
+        is_list, returns_tensors = types[flat] != "Tensor", len(schema.returns) > 1
+        device, keyset, observe = self._device, self._keyset, self._observe
+        always_original = not method or self._is_sparse
 
-    def _allgather_base_(self, output_tensor: Tensor, input_tensor: Tensor, process_group: Any,
-                         async_op: bool = True, timeout: int = -1) -> Any:  # fmt: skip
-        group = _unbox(process_group)
-        options = _options(c10d.AllgatherOptions, async_op, timeout)
-        work = self._observe(
-            group,
-            "all_gather",
-            (output_tensor, input_tensor),
-            output_tensor.nbytes,
-            DTYPE_NAMES[output_tensor.dtype],
-            async_op,
-            partial(group._get_backend(self._device)._allgather_base, output_tensor, input_tensor, options),
-        )
-        return output_tensor, work.boxed()
+        def kernel(*args: Any) -> Any:
+            args += defaults[len(args) :]  # the dispatcher leaves out trailing ones that equal the default
+            given, group, is_async, red_op = args[:num], _unbox(args[num]), args[at_async], args[at_red_op]
+            if red_op is not None:
+                red_op = red_op._get_method("op")()
+            if always_original or red_op == _PREMUL_SUM or (at_sparse and args[at_sparse] is not None):
+                # Asynchronous: it cannot return no work.
+                of_original = (*args[:at_async], True, *args[at_async + 1 :])[:num_args]
+                launch = partial(_launched_by_original, name, keyset, *of_original)
+            else:
+                function = getattr(group._get_backend(device), method)
+                values = [args[at] for at in rest] if rest else []
+                if options_type:
+                    own = tuple([(field, args[at]) for field, at in fields]) if fields else ()
+                    values.append(_options(options_type, is_async, args[at_timeout], red_op, own))
+                launch = partial(function, *given, *values)
+            size = first_size(given[0])
+            if other_size:
+                size = max(size, other_size[0](given[1]))
+            dtype = DTYPE_NAMES[(given[flat][0] if is_list else given[flat]).dtype]
+            told = given if other_size else given[0]
+            peer = (args[at_peer],) if at_peer else ()
+            work = observe(group, op, told, size, dtype, is_async, launch, *peer)
+            return (given[0], work.boxed()) if returns_tensors else work.boxed()
 
-    def _reduce_scatter_base_(self, output_tensor: Tensor, input_tensor: Tensor, process_group: Any,
-                              reduce_op: Any, async_op: bool = True, timeout: int = -1) -> Any:  # fmt: skip
-        group = _unbox(process_group)
-        red_op = reduce_op._get_method("op")()
-        if red_op == _PREMUL_SUM:
-            launch = self._original(
-                "_reduce_scatter_base_", output_tensor, input_tensor, process_group, reduce_op, True, timeout
-            )
-        else:
-            options = _options(c10d.ReduceScatterOptions, async_op, timeout, red_op)
-            launch = partial(
-                group._get_backend(self._device)._reduce_scatter_base, output_tensor, input_tensor, options
-            )
-
-        work = self._observe(
-            group,
-            "reduce_scatter",
-            (output_tensor, input_tensor),
-            input_tensor.nbytes,
-            DTYPE_NAMES[input_tensor.dtype],
-            async_op,
-            launch,
-        )
-        return output_tensor, work.boxed()
-
-    def allgather_into_tensor_coalesced_(self, outputs: Any, inputs: Any, process_group: Any,
-                                         async_op: bool = True) -> Any:  # fmt: skip
-        group = _unbox(process_group)
-        launch = self._original("allgather_into_tensor_coalesced_", outputs, inputs, process_group, True)
-        work = self._observe(
-            group,
-            "all_gather",
-            (outputs, inputs),
-            _total(outputs),
-            DTYPE_NAMES[outputs[0].dtype],
-            async_op,
-            launch,
-        )
-        return work.boxed()
-
-    def reduce_scatter_tensor_coalesced_(self, outputs: Any, inputs: Any, process_group: Any, reduce_op: Any,
-                                         async_op: bool = True, timeout: int = -1) -> Any:  # fmt: skip
-        group = _unbox(process_group)
-        launch = self._original(
-            "reduce_scatter_tensor_coalesced_", outputs, inputs, process_group, reduce_op, True, timeout
-        )
-        work = self._observe(
-            group,
-            "reduce_scatter",
-            (outputs, inputs),
-            _total(inputs),
-            DTYPE_NAMES[inputs[0].dtype],
-            async_op,
-            launch,
-        )
-        return work.boxed()
-
-    def allgather_(self, output_tensors: Any, input_tensors: Any, process_group: Any,
-                   async_op: bool = True, timeout: int = -1) -> Any:  # fmt: skip
-        group = _unbox(process_group)
-        options = _options(c10d.AllgatherOptions, async_op, timeout)
-        work = self._observe(
-            group,
-            "all_gather",
-            (output_tensors, input_tensors),
-            _total_nested(output_tensors),
-            DTYPE_NAMES[input_tensors[0].dtype],
-            async_op,
-            partial(group._get_backend(self._device).allgather, output_tensors, input_tensors, options),
-        )
-        return output_tensors, work.boxed()
-
-    def allgather_coalesced_(self, output_lists: Any, input_list: Any, process_group: Any,
-                             async_op: bool = True) -> Any:  # fmt: skip
-        group = _unbox(process_group)
-        options = _options(c10d.AllgatherOptions, async_op, -1)
-        work = self._observe(
-            group,
-            "all_gather",
-            (output_lists, input_list),
-            _total_nested(output_lists),
-            DTYPE_NAMES[input_list[0].dtype],
-            async_op,
-            partial(group._get_backend(self._device).allgather_coalesced, output_lists, input_list, options),
-        )
-        return work.boxed()
-
-    def reduce_scatter_(self, output_tensors: Any, input_tensors: Any, process_group: Any, reduce_op: Any,
-                        async_op: bool = True, timeout: int = -1) -> Any:  # fmt: skip
-        group = _unbox(process_group)
-        red_op = reduce_op._get_method("op")()
-        if red_op == _PREMUL_SUM:
-            launch = self._original(
-                "reduce_scatter_", output_tensors, input_tensors, process_group, reduce_op, True, timeout
-            )
-        else:
-            options = _options(c10d.ReduceScatterOptions, async_op, timeout, red_op)
-            launch = partial(
-                group._get_backend(self._device).reduce_scatter, output_tensors, input_tensors, options
-            )
-
-        work = self._observe(
-            group,
-            "reduce_scatter",
-            (output_tensors, input_tensors),
-            _total_nested(input_tensors),
-            DTYPE_NAMES[output_tensors[0].dtype],
-            async_op,
-            launch,
-        )
-        return output_tensors, work.boxed()
-
-    def alltoall_(self, output_tensors: Any, input_tensors: Any, process_group: Any,
-                  async_op: bool = True, timeout: int = -1) -> Any:  # fmt: skip
-        group = _unbox(process_group)
-        options = _options(c10d.AllToAllOptions, async_op, timeout)
-        work = self._observe(
-            group,
-            "all_to_all",
-            (output_tensors, input_tensors),
-            max(_total(output_tensors), _total(input_tensors)),
-            DTYPE_NAMES[input_tensors[0].dtype],
-            async_op,
-            partial(group._get_backend(self._device).alltoall, output_tensors, input_tensors, options),
-        )
-        return output_tensors, work.boxed()
-
-    def alltoall_base_(self, output: Tensor, input: Tensor, process_group: Any, output_split_sizes: Any,
-                       input_split_sizes: Any, async_op: bool = True, timeout: int = -1) -> Any:  # fmt: skip
-        group = _unbox(process_group)
-        options = _options(c10d.AllToAllOptions, async_op, timeout)
-        work = self._observe(
-            group,
-            "all_to_all",
-            (output, input),
-            max(output.nbytes, input.nbytes),
-            DTYPE_NAMES[input.dtype],
-            async_op,
-            partial(
-                group._get_backend(self._device).alltoall_base,
-                output,
-                input,
-                output_split_sizes,
-                input_split_sizes,
-                options,
-            ),
-        )
-        return work.boxed()
-
-    def broadcast_(self, tensors: Any, process_group: Any, root_rank: int, root_tensor: int,
-                   async_op: bool = True, timeout: int = -1) -> Any:  # fmt: skip
-        group = _unbox(process_group)
-        options = c10d.BroadcastOptions()
-        options.rootRank, options.rootTensor = root_rank, root_tensor
-        _set(options, async_op, timeout)
-        work = self._observe(
-            group,
-            "broadcast",
-            tensors,
-            _total(tensors),
-            DTYPE_NAMES[tensors[0].dtype],
-            async_op,
-            partial(group._get_backend(self._device).broadcast, tensors, options),
-            root_rank,
-        )
-        return tensors, work.boxed()
-
-    def reduce_(self, tensors: Any, process_group: Any, reduce_op: Any, root_rank: int, root_tensor: int,
-                async_op: bool = True, timeout: int = -1) -> Any:  # fmt: skip
-        group = _unbox(process_group)
-        red_op = reduce_op._get_method("op")()
-        if red_op == _PREMUL_SUM:
-            launch = self._original(
-                "reduce_", tensors, process_group, reduce_op, root_rank, root_tensor, True, timeout
-            )
-        else:
-            options = c10d.ReduceOptions()
-            options.reduceOp = _RED_OP[red_op]
-            options.rootRank, options.rootTensor = root_rank, root_tensor
-            _set(options, async_op, timeout)
-            launch = partial(group._get_backend(self._device).reduce, tensors, options)
-
-        work = self._observe(
-            group,
-            "reduce",
-            tensors,
-            _total(tensors),
-            DTYPE_NAMES[tensors[0].dtype],
-            async_op,
-            launch,
-            root_rank,
-        )
-        return work.boxed()
-
-    def gather_(self, output_tensors: Any, input_tensors: Any, process_group: Any, root_rank: int,
-                async_op: bool = True, timeout: int = -1) -> Any:  # fmt: skip
-        group = _unbox(process_group)
-        options = c10d.GatherOptions()
-        options.rootRank = root_rank
-        _set(options, async_op, timeout)
-        work = self._observe(
-            group,
-            "gather",
-            (output_tensors, input_tensors),
-            max(_total_nested(output_tensors), _total(input_tensors)),
-            DTYPE_NAMES[input_tensors[0].dtype],
-            async_op,
-            partial(group._get_backend(self._device).gather, output_tensors, input_tensors, options),
-            root_rank,
-        )
-        return work.boxed()
-
-    def scatter_(self, output_tensors: Any, input_tensors: Any, process_group: Any, root_rank: int,
-                 async_op: bool = True, timeout: int = -1) -> Any:  # fmt: skip
-        group = _unbox(process_group)
-        options = c10d.ScatterOptions()
-        options.rootRank = root_rank
-        _set(options, async_op, timeout)
-        work = self._observe(
-            group,
-            "scatter",
-            (output_tensors, input_tensors),
-            max(_total(output_tensors), _total_nested(input_tensors)),
-            DTYPE_NAMES[output_tensors[0].dtype],
-            async_op,
-            partial(group._get_backend(self._device).scatter, output_tensors, input_tensors, options),
-            root_rank,
-        )
-        return output_tensors, work.boxed()
+        return kernel
 
     def barrier(self, tensor: Tensor, process_group: Any, device_ids: Any, async_op: bool = True,
                 timeout: int = -1) -> Any:  # fmt: skip
         group = _unbox(process_group)
-        options = c10d.BarrierOptions()
-        options.device_ids = device_ids
-        _set(options, async_op, timeout)
-        work = self._observe(
-            group, "barrier", (), 0, "", async_op, partial(group._get_backend(self._device).barrier, options)
-        )
-        return work.boxed()
+        options = _options(c10d.BarrierOptions, async_op, timeout, None, (("device_ids", tuple(device_ids)),))
+        launch = partial(group._get_backend(self._device).barrier, options)
+        return self._observe(group, "barrier", (), 0, "", async_op, launch).boxed()
 
     def monitored_barrier_(self, tensor: Tensor, process_group: Any, device_ids: Any, timeout: int,
                            wait_all_ranks: bool) -> None:  # fmt: skip
@@ -420,69 +206,26 @@ class Operators:
         # gloo numbers the sends and receives that the barrier is made of.
         self._numbered_itself(group, group._get_sequence_number_for_group() - before - 1)
 
-    def send(self, tensors: Any, process_group: Any, dst: int, tag: int) -> Any:
-        group = _unbox(process_group)
-        work = self._observe(
-            group,
-            "send",
-            tensors,
-            _total(tensors),
-            DTYPE_NAMES[tensors[0].dtype],
-            True,
-            partial(group._get_backend(self._device).send, tensors, dst, tag),
-            dst,
-        )
-        return work.boxed()
 
-    def recv_(self, tensors: Any, process_group: Any, src: int, tag: int) -> Any:
-        group = _unbox(process_group)
-        work = self._observe(
-            group,
-            "recv",
-            tensors,
-            _total(tensors),
-            DTYPE_NAMES[tensors[0].dtype],
-            True,
-            partial(group._get_backend(self._device).recv, tensors, src, tag),
-            src,
-        )
-        return work.boxed()
-
-    def recv_any_source_(self, tensors: Any, process_group: Any, tag: int) -> Any:
-        group = _unbox(process_group)
-        work = self._observe(
-            group,
-            "recv",
-            tensors,
-            _total(tensors),
-            DTYPE_NAMES[tensors[0].dtype],
-            True,
-            partial(group._get_backend(self._device).recv_anysource, tensors, tag),
-        )
-        return work.boxed()
+_known_options: dict[Any, Any] = {}
 
 
-_known_options: dict[tuple[Any, bool, int | None], Any] = {}
-
-
-def _options(kind: Any, async_op: bool, timeout: int, red_op: int | None = None) -> Any:
+def _options(
+    kind: Any, async_op: bool, timeout: int, red_op: int | None, own: tuple[tuple[str, Any], ...]
+) -> Any:
     """Return options of a call. Backends only read them, so those without a timeout are shared."""
-    key = (kind, async_op, red_op)
+    key = (kind, async_op, red_op, own)
     options = _known_options.get(key) if timeout < 0 else None
     if options is None:
         options = kind()
-        if red_op is not None:
-            options.reduceOp = _RED_OP[red_op]
-        _set(options, async_op, timeout)
+        options.asyncOp = async_op
+        for field, value in own if red_op is None else (*own, ("reduceOp", _RED_OP[red_op])):
+            setattr(options, field, value)
         if timeout < 0:
             _known_options[key] = options
+        else:
+            options.timeout = timedelta(milliseconds=timeout)
     return options
-
-
-def _set(options: Any, async_op: bool, timeout: int) -> None:
-    options.asyncOp = async_op
-    if timeout >= 0:
-        options.timeout = timedelta(milliseconds=timeout)
 
 
 def _total(tensors: Sequence[Tensor]) -> int:
@@ -497,6 +240,14 @@ def _total_sparse(tensors: Sequence[Tensor]) -> int:
 
 def _total_nested(lists: Sequence[Sequence[Tensor]]) -> int:
     return sum(_total(tensors) for tensors in lists)
+
+
+_NUM_BYTES: dict[str, Callable[[Any], int]] = {
+    "Tensor": attrgetter("nbytes"),
+    "List[Tensor]": _total,
+    "List[List[Tensor]]": _total_nested,
+}
+"""By types in schemas. A collective counts the larger side."""
 
 
 class _DtypeNames(dict[torch.dtype, str]):
