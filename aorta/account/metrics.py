@@ -118,6 +118,7 @@ MEANINGS = {
     "kernel_ms": Meaning("lower", "ms", judged=True),
     "kernel_count": Meaning("neither", "launches"),
     "graph_nodes": Meaning("neither", ""),
+    "copy_ms": Meaning("lower", "ms"),
     "kernel_name_ms": Meaning("lower", "ms", judged=True),
     "kernel_name_count": Meaning("neither", "launches"),
     "starved_bound_ms": Meaning("lower", "ms"),

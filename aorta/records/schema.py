@@ -217,6 +217,8 @@ class KernelSums(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, 
     """(ms, number) by class of KERNEL_CLASSES; copies and sets count as copy."""
     top: list[tuple[int, float, int]] = []
     """(index into the names in rank_<n>_kernels.json, ms, number) of the kernels with most time."""
+    copies: dict[str, float] = {}
+    """ms of copies by what they are from and to (pageable_to_device), as far as the driver tells."""
     spans: list[KernelSpan] | None = None
     """Every kernel, sorted by start; kept in few steps."""
 

@@ -53,7 +53,7 @@ NOT_MEASURED, THROTTLING = "not_measured", "device.throttling"
 
 ListName = Literal[
     "collectives", "active_segments", "exposed_run_lengths_ns", "host_spans", "kernels.top",
-    "kernels.classes", "hidden_by_op", "exposed_by_op", "scalars",
+    "kernels.classes", "kernels.copies", "hidden_by_op", "exposed_by_op", "scalars",
 ]  # fmt: skip
 
 LISTS: dict[ListName, dict[str, type]] = {
@@ -66,7 +66,10 @@ LISTS: dict[ListName, dict[str, type]] = {
     "host_spans": {"kind": str, "start_ms": float, "end_ms": float, "bytes": int},
     "kernels.top": {"name": int, "ms": float, "count": int},
     "kernels.classes": {"key": str, "ms": float, "count": int},
-    **{name: {"key": str, "value": float} for name in ("hidden_by_op", "exposed_by_op", "scalars")},
+    **{
+        name: {"key": str, "value": float}
+        for name in ("kernels.copies", "hidden_by_op", "exposed_by_op", "scalars")
+    },
 }  # fmt: skip
 """Fields of the items by list. ranks: JSON, of the first call of a group among the lines alone.
 active_streams: JSON."""
@@ -374,6 +377,16 @@ class StepTable(ABC):
         np.add.at(listed, row, count)
         is_complete = (listed == num_kernels)[num_kernels != NULL]
         return TopKernels(row, items.columns["name"], items.columns["ms"], count, is_complete)
+
+    def copies(self) -> dict[str, Floats]:
+        """ms by what they are from and to; NaN in lines that list no kernels."""
+        is_listed = self.items("kernels.top").num > 0
+        columns = {kind: self._keyed("kernels.copies", kind) for kind in self.keys("kernels.copies")}
+        return {
+            kind: np.where(is_listed, np.nan_to_num(ms), np.nan)
+            for kind, ms in columns.items()
+            if ms is not None
+        }
 
     def host_spans(self) -> HostSpans:
         if self._host_spans is None:

@@ -58,6 +58,11 @@ _KERNEL_OF_OP = {
 }
 """NCCL runs a barrier as an all-reduce of one element, and these exchanges as sends and receives."""
 
+_HOST = {1: "pageable", 2: "pinned"}
+"""CUpti_ActivityMemoryKind of the host."""
+_WITHIN = 8
+"""CUpti_ActivityMemcpyKind of a copy within a device; 1 is one to it, 2 one from it."""
+
 _ANY = "coalesced"
 """Operation of a coalesced group of unlike calls: its kernel may have any name."""
 
@@ -401,6 +406,7 @@ class KernelSteps:
                 for name in top.tolist()
                 if num_by_name[name]
             ],
+            copies=_copies(rows, ms) if num_top else {},
             spans=self._spans(rows, window.start_ns) if with_spans else None,
         )
 
@@ -438,6 +444,19 @@ def _names_of(rows: Rows, num_names: int) -> NDArray[np.intp]:
     name: NDArray[np.uint32] = rows["name"]
     is_kernel = (rows["what"] == What.KERNEL) & (name < num_names)
     return np.where(is_kernel, name, 0).astype(np.intp)
+
+
+def _copies(rows: Rows, ms: NDArray[np.float64]) -> dict[str, float]:
+    """Time of copies by what they are from and to."""
+    found: defaultdict[str, float] = defaultdict(float)
+    is_copy = rows["what"] == What.COPY
+    for kinds in np.unique(rows["name"][is_copy]).tolist():
+        kind, source, target = kinds & 255, kinds >> 8 & 255, kinds >> 16
+        ends = {1: (_HOST.get(source, "host"), "device"), 2: ("device", _HOST.get(target, "host"))}
+        if kind in ends or kind == _WITHIN:
+            name = "_to_".join(ends.get(kind, ("device", "device")))
+            found[name] += float(ms[is_copy & (rows["name"] == kinds)].sum())
+    return {name: round(ms, DIGITS) for name, ms in found.items()}
 
 
 def _compute_streams(

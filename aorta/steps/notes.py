@@ -383,7 +383,7 @@ RECORD_DTYPE = np.dtype(
     ]
 )
 """`Record` of aorta/device/native/kernel_ring.h. Times are monotonic ns; correlation counts up with every
-call of the driver, so it orders launches; name is an index, of a mark its number."""
+call of the driver, so it orders launches; name is an index, of a mark its number, of a copy its kinds."""
 
 
 class What(IntEnum):

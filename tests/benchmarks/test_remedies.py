@@ -35,6 +35,12 @@ WITHOUT_PROGRAM = {
     ("compute", "leave activation checkpointing off"): OF_NO_LINE,
     ("contention", ""): "needs GPUs whose kernels share multiprocessors with NCCL",
     ("copy", "leave out copies"): "what to change depends on who copies",
+    (
+        "copy",
+        "of copies from the host",
+    ): "of records without kinds of copies; else `gpu_pageable`",
+    ("copy", "copy with non_blocking=True"): "what `gpu_pageable` is told, of memory that is pinned",
+    ("copy", "let what needs these tensors"): "what the host does with them depends on the program",
     ("data_loading", "cut batches out"): "`loader_items` goes this far with the same loss",
     (
         "data_loading",

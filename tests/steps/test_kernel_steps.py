@@ -86,6 +86,26 @@ def test_kernels_are_counted_by_class_and_by_name():
     }
 
 
+def test_copies_are_told_by_the_memory_that_they_are_from_and_to():
+    """1 is to the device, 2 from it, 8 within; memory 1 is pageable, 2 pinned, 3 the device's."""
+    kinds = [0x030101, 0x030101, 0x030201, 0x010302, 0x030308, 0, 0x060505]
+    copies = [
+        row(What.COPY, 4.0 + place / 10, 4.1 + place / 10, 11, name=one) for place, one in enumerate(kinds)
+    ]
+    kernels = resolved(step(CALLS), ROWS + copies).kernels
+
+    assert kernels.copies == pytest.approx(
+        {
+            "pageable_to_device": 0.2,
+            "pinned_to_device": 0.1,
+            "device_to_pageable": 0.1,
+            "device_to_device": 0.1,
+        }
+    )
+    assert kernels.classes["copy"] == pytest.approx((0.7, 7))
+    assert resolved(step(CALLS, is_detailed=False), ROWS + copies).kernels.copies == {}
+
+
 def test_work_of_other_steps_counts_where_it_runs_and_is_matched_where_it_was_launched():
     early = kernel(GATHER, -1.0, 0.5, 5)  # of the step before
     late = kernel(REDUCE, 10.5, 11.0, 15)  # of this step, in the next one's window

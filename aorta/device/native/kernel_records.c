@@ -33,8 +33,9 @@ typedef struct {
   uint64_t graph_node;
 } KernelActivity;
 
-/* CUpti_ActivityMemcpy5/6 and CUpti_ActivityMemset4 agree in these; the second word is the set's value. Of a copy
- * between devices (CUpti_ActivityMemcpyPtoP4) only the fields up to `stream` are read. */
+/* CUpti_ActivityMemcpy5/6 and CUpti_ActivityMemset4 agree in these; the second word is the set's value, or the
+ * copy's kind, the kinds of memory that it is from and to, and flags, a byte each. Of a copy between devices
+ * (CUpti_ActivityMemcpyPtoP4) only the fields up to `stream` are read. */
 typedef struct {
   uint32_t kind;
   uint32_t value;
@@ -159,6 +160,7 @@ static void read_buffer(uint8_t *data, size_t size, uint32_t number) {
       } else {
         record.correlation = copy->correlation, record.in_graph = copy->graph_node != 0;
         record.what = kind == KIND_MEMCPY ? IS_COPY : IS_SET;
+        if (kind == KIND_MEMCPY) record.name = copy->value & COPY_BITS;
         if (kind == KIND_MEMSET && copy->bytes == 4 && (copy->value & 0xF0000000u) == MARK_VALUES)
           record.what = IS_MARK, record.name = copy->value & MARK_BITS;
       }

@@ -23,7 +23,7 @@ typedef struct {
   int64_t start, end;   /* monotonic ns */
   uint32_t correlation; /* of the call that launched it: counts up with every call */
   uint32_t stream;
-  uint32_t name;   /* index into the names; of a mark its number */
+  uint32_t name;   /* index into the names; of a mark its number; of a copy COPY_BITS of its kinds, 0: unknown */
   uint32_t buffer; /* the buffer that it came in, or the number of its launch: what `settled` counts */
   uint16_t device;
   uint8_t what;     /* IS_... */
@@ -47,6 +47,7 @@ typedef struct {
 #define MOST_NAMES 65536
 #define NAME_SLOTS (2 * MOST_NAMES)
 #define MARK_BITS 0x0FFFFFFFu
+#define COPY_BITS 0x00FFFFFFu /* of CUPTI's words: kind of copy, of the memory it is from, and it is to */
 #define MARK_VALUES 0xA0000000u /* the upper four bits of a mark's number: sets of others rarely have them */
 
 static pthread_mutex_t ring_lock = PTHREAD_MUTEX_INITIALIZER;

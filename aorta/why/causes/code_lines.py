@@ -25,8 +25,18 @@ OF_COLLECTIVES: tuple[CauseKind, ...] = (
 )
 """Kinds whose line is the one that issues."""
 MOST_ISSUED = 3
-NO_LINE = {"core_taken", "clock", "imbalance", "bubble", "contention", "starved", "unwaited"}
-"""Kinds, and operations of others, that no line of the program is the reason of."""
+NO_LINE = {
+    "core_taken",
+    "clock",
+    "imbalance",
+    "bubble",
+    "contention",
+    "starved",
+    "unwaited",
+    "device_to_device",
+}
+"""Kinds, and operations and origins of others, that no line of the program is the reason of, or none that
+samples show: the host does not wait for it."""
 OF_PHASE: dict[CauseKind, StackPhase] = {
     "data_loading": "data",
     "checkpoint": "checkpoint",
@@ -41,7 +51,9 @@ def line_of(finding: CauseFinding, judged: Run) -> CodeLine | None:
     at, op = finding.facts.get("at"), finding.facts.get("op")
     if isinstance(at, StackFrame):
         return _line_without_samples(at.file, at.line, at.function, at.text)
-    if {finding.kind, op} & NO_LINE or (op not in (None, "loss") and finding.kind == "compute"):
+    if {finding.kind, op, finding.facts.get("origin")} & NO_LINE or (
+        op not in (None, "loss") and finding.kind == "compute"
+    ):
         return None
     ranks = judged.ranks
     if finding.rank is not None and len(ranks) > 1 and finding.rank in ranks:

@@ -47,6 +47,21 @@ print(json.dumps([rows["name"].tolist(), taken.num_names]))
     assert result == [[1, 1], 2]
 
 
+def test_copies_say_from_which_memory_to_which_they_are(driver):
+    result = run(
+        driver,
+        """
+source.opened()
+for kinds in (0x01030101, 0x00010302, 0x01030308):  # to the device, to pageable memory, within; flags first
+    planned = source._planned(None, "copy", 3)
+    planned.value = kinds
+    source.done(source.play(planned))
+print(json.dumps([[int(row["what"]), int(row["name"])] for row in source.take()[0]]))
+""",
+    )
+    assert result == [[1, 0x030101], [1, 0x010302], [1, 0x030308]]
+
+
 def test_buffers_of_another_client_are_left_alone(driver):
     result = run(
         driver,

@@ -13,6 +13,7 @@ from aorta.account.judge.judged import dataset, judge, length_of_left_out
 from aorta.account.load.open import load_run
 from aorta.records.schema import UNLIKE, HostSpan, HostUse, KernelSums, WorkOfStep
 from aorta.records.stacks import StackFrame
+from aorta.timeline.types import Kind, Span
 from aorta.why.causes.finding import CauseFinding
 from aorta.why.causes.losses import of_a_step
 from aorta.why.causes.losses.needless import _tf32_as_fast, needless_work
@@ -475,6 +476,33 @@ def test_ranks_whose_batches_are_long_together_are_in_step():
     assert in_step(np.array([lengths, lengths + 3])) == pytest.approx(1.0)
     assert in_step(np.array([lengths, lengths + noise])) > IN_STEP
     assert in_step(np.array([lengths, others])) < 0
+
+
+@pytest.mark.parametrize(
+    ("copies", "source", "remedy"),
+    [
+        pytest.param({"pageable_to_device": 8.0}, "memory of the host that is not pinned", "pin ", id="all"),
+        pytest.param(
+            {"device_to_pageable": 7.0, "pinned_to_device": 3.0}, "the device's memory", "let what", id="most"
+        ),
+        pytest.param({"device_to_pageable": 7.0, "pinned_to_device": 5.0}, None, "of copies", id="either"),
+        pytest.param({}, None, "of copies", id="not-told"),
+    ],
+)
+def test_copies_are_of_a_kind_where_half_of_the_loss_must_be_of_it(tmp_path, copies, source, remedy):
+    """The device only copies for 8 ms: with 3 hidden at most, 5 are of the first kind, with 5 it is 3."""
+    sums = KernelSums(num_kernels=1, classes={"gemm": (28.0, 1)}, top=[(1, 28.0, 1)], copies=copies)
+
+    def make(rank, step, noise):
+        host = usual(noise)
+        host.spans.append(Span(host.at, host.at + 8.0, Kind.COPY))
+        host.at += 8.0
+        return host, KERNELS | {"kernels": sums}
+
+    (found,) = (cause for cause in named(tmp_path / "run", make) if cause.kind == "copy")
+    told = [text for text in found.evidence if text.startswith("copies from ")]
+    assert [source in text for text in told] == ([True] if source else [])
+    assert found.change.startswith(remedy)
 
 
 @pytest.mark.parametrize(("lines", "kept"), [((5, 5), {"synchronisation": 12.0}), ((5, 9), None)])

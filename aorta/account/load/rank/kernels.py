@@ -19,6 +19,8 @@ TIME, COUNT = "kernel_ms", "kernel_count"
 """Metrics of each class of kernels: kernel_ms.gemm, kernel_count.gemm."""
 NAME_TIME, NAME_COUNT = "kernel_name_ms", "kernel_name_count"
 """Metrics of the kernels of a name, as kernel_name gives it, that take most time."""
+COPY_TIME = "copy_ms"
+"""Metric of copies by what they are from and to: copy_ms.pageable_to_device."""
 GRAPH_NODES = "graph_nodes"
 """Kernels and copies of a step that were nodes of CUDA graphs."""
 GRAPH_NODE_US = 0.5
@@ -87,6 +89,7 @@ def kernel_metrics(block: StepTable) -> dict[str, Floats]:
         for metric, values in zip((TIME, COUNT), block.kernel_class(class_name), strict=True):
             metrics[of_operation(metric, class_name)] = column = np.full(len(block), np.nan)
             column[rows] = values
+    metrics |= {of_operation(COPY_TIME, kind): ms for kind, ms in block.copies().items()}
     return metrics | {GRAPH_NODES: num_graph_nodes}
 
 

@@ -12,6 +12,8 @@ from numpy.typing import NDArray
 from aorta.account.cause import CauseKind
 from aorta.account.judge.cells import LARGE_SHARE, Account
 from aorta.account.judge.occasional import Occasions, are_alike, occasions, without_traces
+from aorta.account.load.rank.kernels import COPY_TIME
+from aorta.account.metrics import of_operation, operations
 from aorta.account.model import Run
 from aorta.account.numbers import quantity
 from aorta.account.rows import positive
@@ -68,6 +70,14 @@ MOST_OF_STEPS = 0.5
 """Of what slow steps take longer, from which on a loss is their reason."""
 ALIKE_STEPS = 0.8
 """Of the slow steps, that are the same ones."""
+MOST_OF_COPIES = 0.5
+"""Of the time in which a device only copies, from which on it is said from where and to where."""
+COPIED = {
+    "pageable": "memory of the host that is not pinned",
+    "pinned": "pinned memory of the host",
+    "host": "memory of the host",
+    "device": "the device's memory",
+}
 RARE = 0.5
 """Median over mean, below which a loss is in few steps."""
 IDLES_OR_WAITS = "idles, or waits for a rank in a collective behind which nothing is launched yet,"
@@ -109,6 +119,8 @@ def findings(judged: Run, account: Account, slow: Occasions | None = None) -> li
             waits = account.mean_ms("synchronisation") >= WORTH_SAYING * finding.mean_ms
             is_ahead = not waits and host_is_ahead_of_copies(judged, finding.mean_ms)
             finding.facts["op"] = "unwaited" if is_ahead else None
+        if finding.kind == "copy":
+            finding.facts |= _copied(judged, finding.mean_ms)
         finding.slow_steps = slow if finding.kind in SEEN else None
     losses = _whole_steps(losses, step_ms, account.global_step)
     losses = _one_of_small_messages(judged, losses)
@@ -284,6 +296,23 @@ def _slow_steps_of(finding: CauseFinding, global_step: NDArray[np.int64]) -> Occ
     if finding.occasions is not None or not np.median(np.nan_to_num(finding.ms)) < RARE * finding.mean_ms:
         return finding.occasions
     return occasions(finding.ms, global_step, finding.slow_steps)
+
+
+def _copied(judged: Run, ms: float) -> dict[str, object]:
+    """What is copied from where, if most of a loss must be of such copies, whichever of them are hidden.
+    ms: of the loss, in a step."""
+    kinds = operations(judged.metrics, COPY_TIME)
+    took = {kind: judged.mean_of(of_operation(COPY_TIME, kind)) or 0.0 for kind in kinds}
+    most = max(took, key=lambda kind: took[kind], default="")
+    if not most or ms - (sum(took.values()) - took[most]) < MOST_OF_COPIES * ms:
+        return {}
+    source, target = most.split("_to_")
+    return {
+        "origin": most,
+        "copied_ms": took[most],
+        "source": COPIED.get(source, source),
+        "target": COPIED.get(target, target),
+    }
 
 
 def _asked_for(judged: Run) -> dict[str, object]:

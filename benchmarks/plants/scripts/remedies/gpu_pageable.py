@@ -1,6 +1,6 @@
 """
 cause: copy
-told: pin the host memory and copy with non_blocking=True
+told: pin the host memory
 device: cuda
 """
 
