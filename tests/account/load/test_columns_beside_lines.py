@@ -402,7 +402,7 @@ def test_every_field_of_a_record_is_a_column_or_one_that_no_statistic_reads():
     assert set(StepNumbers.__struct_fields__) - columns == {"line", "packed"}
     for _, struct in table.PARTS:
         left = set(struct.__struct_fields__) - table.scalar_fields(struct).keys()
-        assert left <= {"throttling", "classes", "top", "spans"}
+        assert left <= {"throttling", "classes", "copies", "top", "spans"}
 
 
 def test_lines_that_were_copied_or_changed_later_are_compared_as_a_whole(tmp_path, monkeypatch, of_columns):

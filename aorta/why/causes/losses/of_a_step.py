@@ -20,6 +20,7 @@ from aorta.account.rows import positive
 from aorta.records.stacks import StackFrame
 from aorta.why.causes.code_lines import line_of
 from aorta.why.causes.finding import ANY_CELL, WAIT, CauseFinding, Floats, of_the_least, steps_with, together
+from aorta.why.causes.losses.host_needs import within_host_needs
 from aorta.why.causes.losses.needless import idle_cores, needless_work
 from aorta.why.causes.losses.parts import Parts, parts_of
 from aorta.why.causes.losses.program_code import (
@@ -105,6 +106,7 @@ def findings(judged: Run, account: Account, slow: Occasions | None = None) -> li
     losses += given_back(judged, parts)
     for find in (loss_loop, needless_work, idle_cores):
         losses += find(judged, account)
+    losses = [*within_host_needs(judged, account, losses)]
     losses += code_in_passes(judged, account, losses)
     losses = _with_common(losses, [*program_code(judged, account), *_of_all_ranks(judged, parts)])
     losses = losses if blocks_launches(judged) else _without_its_nature(losses, parts, code_in_model(judged))

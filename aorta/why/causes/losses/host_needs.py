@@ -1,0 +1,65 @@
+"""How much shorter a step becomes at most when its device has less to compute: then its host is what it waits
+for, which needs its own time for all that it launches."""
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import numpy as np
+
+from aorta.account.judge.cells import Account, Host
+from aorta.account.model import Run
+from aorta.account.numbers import quantity
+from aorta.why.causes.finding import CauseFinding
+
+SHORTEST = 0.05
+"""Of the steps, whose length at the host is what it needs: it was held up by no full queue. Of five programs
+with work left out on H100, whose hosts bound them then, three took 2 to 6 % longer than this."""
+HELD_UP = 0.9
+"""Of a step: where the host takes as long in its shortest ones, it was held up in all of them, or never."""
+MOSTLY_IDLE = 0.4
+"""Of a step, that the device has nothing to do, from which on the host is never held up."""
+FEWEST = 8
+"""Steps."""
+
+
+class HostNeeds(NamedTuple):
+    need_ms: float
+    room_ms: float
+    """By which a step can become shorter before it takes what the host needs."""
+
+
+def host_needs(judged: Run, account: Account) -> HostNeeds | None:
+    """Of the rank with least room. None where it is not known: of a CPU, or where queues are always full."""
+    whole = judged.whole or judged
+    host = Host(whole, whole.judged_steps)
+    step_ms = host.metric("step_ms")
+    own_ms = host.metric("host_ms") - host.span("synchronisation") - host.tail("synchronisation")
+    found: list[HostNeeds] = []
+    for own, steps in zip(own_ms, step_ms, strict=True):
+        is_known = np.isfinite(own) & np.isfinite(steps)
+        if not account.on_device or is_known.sum() < FEWEST:
+            return None
+        mean_ms = float(steps[is_known].mean())
+        need_ms = float(np.quantile(own[is_known], SHORTEST))
+        if account.share("launch") >= MOSTLY_IDLE:
+            need_ms = float(own[is_known].mean())
+        elif need_ms > HELD_UP * mean_ms:
+            continue
+        found.append(HostNeeds(need_ms, max(mean_ms - need_ms, 0.0)))
+    return min(found, key=lambda one: one.room_ms, default=None)
+
+
+def within_host_needs(judged: Run, account: Account, losses: list[CauseFinding]) -> Iterator[CauseFinding]:
+    """The losses, those of work of the device no larger than the room that its host leaves."""
+    needs = host_needs(judged, account)
+    for finding in losses:
+        of_device = finding.mean_ms
+        if needs is not None and finding.kind == "compute" and of_device > needs.room_ms:
+            finding.ms = finding.ms * (needs.room_ms / of_device)
+            finding.more_ms += of_device - needs.room_ms
+            finding.evidence.append(
+                f"the device computes {quantity(of_device, 'ms')} for it; the host needs"
+                f" {quantity(needs.need_ms, 'ms')} for its own part of a step, as its shortest steps show,"
+                " and a step takes no less than that"
+            )
+        yield finding

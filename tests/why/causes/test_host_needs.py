@@ -1,0 +1,54 @@
+"""By how much a device's work can shorten a step before its host is what the step waits for."""
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from aorta.why.causes.finding import CauseFinding
+from aorta.why.causes.losses.host_needs import host_needs, within_host_needs
+
+
+def run(host_ms, step_ms=20.0, waits_ms=0.0):
+    """Steps of each rank, whose bodies take host_ms on the host, waits_ms of them for the device."""
+    host = np.atleast_2d(np.array(host_ms, dtype=float))
+    return SimpleNamespace(
+        whole=None,
+        judged_steps=slice(None),
+        metrics={"host_ms": host, "step_ms": np.full(host.shape, step_ms)},
+        host_parts={"host.synchronisation": np.full(host.shape, waits_ms)},
+    )
+
+
+def account(launch=0.0, on_device=True):
+    return SimpleNamespace(on_device=on_device, share=lambda name: launch)
+
+
+MOSTLY_HELD_UP = [12.0] * 3 + [20.0] * 17
+"""A full queue holds the host up in all steps but three."""
+
+
+@pytest.mark.parametrize(
+    ("judged", "state", "room_ms"),
+    [
+        pytest.param(run(MOSTLY_HELD_UP), account(), 8.0, id="shortest-steps"),
+        pytest.param(run([20.0] * 20, waits_ms=9.0), account(), 9.0, id="waits-are-no-need"),
+        pytest.param(run([19.0] * 20), account(), None, id="always-held-up"),
+        pytest.param(run([19.0] * 20), account(launch=0.5), 1.0, id="never-held-up"),
+        pytest.param(run([12.0] * 5), account(), None, id="few-steps"),
+        pytest.param(run(MOSTLY_HELD_UP), account(on_device=False), None, id="of-a-CPU"),
+        pytest.param(run([[12.0] * 20, [15.0] * 20]), account(), 5.0, id="the-rank-with-least"),
+    ],
+)
+def test_room_is_what_a_step_has_beyond_the_need_of_its_host(judged, state, room_ms):
+    found = host_needs(judged, state)
+    assert (None if found is None else found.room_ms) == (room_ms and pytest.approx(room_ms))
+
+
+def test_work_of_a_device_saves_no_more_than_the_room_and_might_save_all():
+    """8 ms of room: of 14 ms, 6 may come with launches that go, too. What else is lost stays."""
+    losses = [CauseFinding(kind, np.full(20, 14.0), {("compute",): 1.0}) for kind in ("compute", "late_rank")]
+    needless, late = within_host_needs(run(MOSTLY_HELD_UP), account(), losses)
+    assert (needless.mean_ms, needless.more_ms) == pytest.approx((8.0, 6.0))
+    assert "the host needs 12.0 ms" in needless.evidence[0]
+    assert (late.mean_ms, late.more_ms, late.evidence) == (14.0, 0.0, [])
