@@ -40,6 +40,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from cases import CASES, TINY, Job, config_of, pin_threads, process_group
 from harness import arguments, write
+from in_turn import OnTime, launches, launching_ms, middle
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -62,35 +63,6 @@ STEPS = 2
 0.09 in seven host-bound runs on H100 and H200: what slows a machine lasts for seconds), so that short blocks,
 which are more, tell twice as much in the same time."""
 MOST_THREADS, LEAST_MS = 6, 0.005
-
-
-class OnTime:
-    """In place of the lock that the sampler of stacks sleeps on: time passes only while it is on."""
-
-    def __init__(self) -> None:
-        self._changed = threading.Condition()
-        self._is_on = self._is_over = False
-
-    def switch(self, on: bool) -> None:
-        with self._changed:
-            self._is_on = on
-            self._changed.notify_all()
-
-    def acquire(self, timeout: float) -> bool:
-        with self._changed:
-            while timeout > 0 and not self._is_over:
-                began_s, was_on = time.monotonic(), self._is_on
-                self._changed.wait(timeout if was_on else None)
-                timeout -= (time.monotonic() - began_s) if was_on else 0.0
-            return self._is_over
-
-    def locked(self) -> bool:
-        return not self._is_over
-
-    def release(self) -> None:
-        with self._changed:
-            self._is_over = True
-            self._changed.notify_all()
 
 
 class Block(nn.Module):
@@ -308,16 +280,6 @@ def threads_beside(threads: dict[str, list[dict[str, float]]], kind: str) -> str
     return ", ".join(f"{name} {ms:+.3f}" for name, ms in largest if abs(ms) >= LEAST_MS)
 
 
-def middle(ratios: Any) -> tuple[float, float, float]:
-    """Hodges and Lehmann's middle of the ratios, on a log scale, and its 95 % interval."""
-    logs, n = np.log(ratios), len(ratios)
-    means = np.sort(((logs[:, None] + logs[None, :]) / 2)[np.triu_indices(n)])
-    least = n * (n + 1) / 4 - 1.96 * np.sqrt(n * (n + 1) * (2 * n + 1) / 24)
-    place = min(max(round(least), 0), len(means) - 1)
-    found, low, high = np.exp([np.median(means), means[place], means[-1 - place]]).tolist()
-    return found, low, high
-
-
 def at_limit(loop: Any, folder: Path, step_ms: float, options: Any) -> dict[str, Any]:
     """What the recorder itself says of a run with the default overhead."""
     num_steps = NUM_FIRST + (60 if options.small else max(160, int(options.limit_seconds * 1e3 / step_ms)))
@@ -361,23 +323,6 @@ def block(
     used = defaultdict(float, {name: (ms - cpu_began.get(name, 0.0)) / num_steps for name, ms in cpu.items()})
     used_ms = sum(ms for name, ms in used.items() if launches(name))
     return (elapsed_s / num_steps * 1e3, used_ms, min(np.diff(times_s)) * 1e3), used
-
-
-def launches(thread: str) -> bool:
-    return thread == "main" or thread.startswith("pt_autograd")
-
-
-_launching: dict[int, str] = {}
-
-
-def launching_ms() -> dict[str, float]:
-    """CPU time so far of the threads that launch: as threads_ms, a hundred times as fast."""
-    if not _launching:
-        _launching[threading.get_native_id()] = "main"
-        for task in Path("/proc/self/task").iterdir():
-            if launches(name := (task / "comm").read_text().strip()):
-                _launching[int(task.name)] = name
-    return {name: time.clock_gettime_ns((~number << 3) | 6) / 1e6 for number, name in _launching.items()}
 
 
 def threads_ms() -> dict[str, float]:
