@@ -2,12 +2,13 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from weakref import WeakKeyDictionary
 
 import numpy as np
 
 from aorta.why.replay.changes.change import Change
-from aorta.why.replay.changes.host import TypicalHost, WithoutProfiler
+from aorta.why.replay.changes.host import scale_calls, typical_host
 from aorta.why.replay.draft import Draft
 from aorta.why.replay.graph import StepGraph, TraceGraph
 from aorta.why.replay.path import PathPart, critical_path, summed
@@ -132,7 +133,8 @@ def settled(steps: Sequence[StepGraph]) -> Sequence[StepGraph]:
 
 def without_profiler(speed: float) -> list[Change]:
     """The host as it is without a profiler: every call as long as usual, times the speed."""
-    return [TypicalHost(), WithoutProfiler("host without profiler", speed)]
+    faster = partial(scale_calls, factor=speed)
+    return [Change("typical host", typical_host), Change("host without profiler", faster)]
 
 
 def host_speeds(steps: Sequence[StepGraph], untraced_ms: float) -> list[float]:
@@ -193,7 +195,7 @@ class _StepAtSpeed:
         places = tuple(step.index for step in steps)
         if places not in known:
             draft = Draft.as_measured(graph)
-            TypicalHost().apply(draft)
+            typical_host(draft)
             host_ms = float(np.median([host_floor_ms(step, draft) for step in steps]))
             known[places] = _Replays(draft.length_ns, host_ms, {})
         self.replays = known[places]
@@ -203,7 +205,7 @@ class _StepAtSpeed:
         if speed not in by_speed_ms:
             draft = Draft.as_measured(self.steps[0].trace)
             draft.length_ns = list(self.replays.length_ns)
-            WithoutProfiler("", speed).apply(draft)
+            scale_calls(draft, speed)
             by_speed_ms[speed] = float(np.median(_step_times(self.steps, draft)[0]))
         return by_speed_ms[speed]
 

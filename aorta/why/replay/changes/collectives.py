@@ -1,6 +1,6 @@
 """Changes of communication: speed, late ranks, prefetch, buckets, resharding.
 
-Each class edits a draft; the forms below them say how a user writes the change.
+Each function edits a draft; its form says how a user writes the change.
 """
 
 import re
@@ -10,11 +10,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from aorta.errors import ReplayError
 from aorta.timeline.collective import canonical_op
 from aorta.timeline.intervals import distinct
 from aorta.why.replay.activity import OPTIMIZER_SCOPE, SHARDING_SCOPE
-from aorta.why.replay.changes.change import FACTOR, Change, form
+from aorta.why.replay.changes.change import FACTOR, UnfitError, form
 from aorta.why.replay.draft import NEVER, Draft
 from aorta.why.replay.graph import ArcKind, Nodes, StepGraph, TracedCollective
 from aorta.why.replay.run import replay_draft
@@ -24,6 +23,7 @@ OPS = (
     "send", "recv", "send_recv", "barrier",
 )  # fmt: skip
 ANY = ("collectives", "communication", "comm")
+_OPS = "|".join((*OPS, *ANY, *(op.replace("_", "") for op in OPS)))
 SMALL_BYTES = 1 << 20
 """A collective of less is of a loss or a norm, not of gradients or activations."""
 DDP_BUCKET_BYTES = 25 << 20
@@ -41,126 +41,105 @@ def ops_named(name: str) -> frozenset[str] | None:
     return frozenset() if op is None else frozenset((op,))
 
 
-def _chosen(
-    draft: Draft, text: str, ops: frozenset[str] | None, unit: str | None = None
-) -> list[TracedCollective]:
+@form(
+    rf"(?P<op>{_OPS})(?:\s+(?:of\s+)?\(?(?P<unit>[^\s()]+)\)?)?\s+{FACTOR}",
+    "all_gather x0.5",
+    "transfers take this many times as long",
+)
+def scale_collective(draft: Draft, op: str, factor: float, unit: str | None = None) -> None:
+    """Transfers take factor times as long; waiting for ranks stays what it is."""
+    ops = ops_named(op)
     chosen = draft.collectives(ops, unit)
     if not chosen:
         traced_ops = sorted({collective.op for collective in draft.graph.collectives})
-        asked_ops = " or ".join(ops) if ops else "collective"
-        unit_text = f" of {unit}" if unit else ""
-        raise ReplayError(
-            f"{text!r}: the traces hold no {asked_ops}{unit_text};"
+        raise UnfitError(
+            f"the traces hold no {' or '.join(ops) if ops else 'collective'}{f' of {unit}' if unit else ''};"
             f" they hold {', '.join(traced_ops) or 'no collective'}"
         )
-    return chosen
+    for collective in chosen:
+        for node in collective.members:
+            draft.set_duration(node, draft.duration_ns(node) * factor)
 
 
-@dataclass(frozen=True, slots=True)
-class ScaleCollective:
-    """Transfers take factor times as long; waiting for ranks stays what it is."""
-
-    text: str
-    ops: frozenset[str] | None
-    factor: float
-    unit: str | None = None
-
-    def apply(self, draft: Draft) -> None:
-        chosen = _chosen(draft, self.text, self.ops, self.unit)
-        for collective in chosen:
-            for node in collective.members:
-                draft.set_duration(node, draft.duration_ns(node) * self.factor)
-
-
-@dataclass(frozen=True, slots=True)
-class OnTime:
+@form(r"rank\s+(?P<rank>\d{1,7})\s+on\s+time", "rank 3 on time", "this rank arrives with the others")
+def on_time(draft: Draft, rank: int) -> None:
     """A rank that comes last to a collective comes with the last but one: the time in which the others waited
     is taken out of it."""
-
-    text: str
-    rank: int
-
-    def apply(self, draft: Draft) -> None:
-        graph = draft.graph
-        if self.rank not in graph.ranks:
-            ranks = ", ".join(map(str, graph.ranks[:8]))
-            raise ReplayError(f"{self.text!r}: there is no rank {self.rank}, but {ranks}")
-        times = replay_draft(StepGraph(graph, 0), draft).time_ns
-        for collective in graph.collectives:
-            if collective.meeting < 0:
-                continue
-            arrivals = sorted((times[2 * node], node) for node in collective.members)
-            last, since = arrivals[-1], arrivals[-2][0]
-            if graph.nodes.rank[last[1]] == self.rank and last[0] > since:
-                self._shorten(draft, times, 2 * last[1], since)
-
-    def _shorten(self, draft: Draft, times: list[float], point: int, since: float) -> None:
-        """Takes the time after `since` out of the arcs that decided when the point came."""
-        arcs = draft.graph.arcs
-        while times[point] > since:
-            candidates = [arc for arc in draft.incoming(point) if draft.length_ns[arc] > NEVER]
-            if not candidates:
-                return
-            arc = max(candidates, key=lambda arc: times[arcs.source[arc]] + draft.length_ns[arc])
-            source = arcs.source[arc]
-            if draft.graph.nodes.rank[source // 2] != self.rank:
-                return
-            excess = times[point] - max(since, times[source])
-            if excess > 0:
-                draft.length_ns[arc] -= excess
-            point = source
+    graph = draft.graph
+    if rank not in graph.ranks:
+        ranks = ", ".join(map(str, graph.ranks[:8]))
+        raise UnfitError(f"there is no rank {rank}, but {ranks}")
+    times = replay_draft(StepGraph(graph, 0), draft).time_ns
+    for collective in graph.collectives:
+        if collective.meeting < 0:
+            continue
+        arrivals = sorted((times[2 * node], node) for node in collective.members)
+        last, since = arrivals[-1], arrivals[-2][0]
+        if graph.nodes.rank[last[1]] == rank and last[0] > since:
+            _shorten(draft, times, 2 * last[1], since, rank)
 
 
-@dataclass(frozen=True, slots=True)
-class WithoutWaiting:
+def _shorten(draft: Draft, times: list[float], point: int, since: float, rank: int) -> None:
+    """Takes the time after `since` out of the arcs of a rank that decided when the point came."""
+    arcs = draft.graph.arcs
+    while times[point] > since:
+        candidates = [arc for arc in draft.incoming(point) if draft.length_ns[arc] > NEVER]
+        if not candidates:
+            return
+        arc = max(candidates, key=lambda arc: times[arcs.source[arc]] + draft.length_ns[arc])
+        source = arcs.source[arc]
+        if draft.graph.nodes.rank[source // 2] != rank:
+            return
+        excess = times[point] - max(since, times[source])
+        if excess > 0:
+            draft.length_ns[arc] -= excess
+        point = source
+
+
+@form(r"(?:all\s+ranks|ranks)\s+on\s+time", "ranks on time", "no rank waits for another")
+def without_waiting(draft: Draft) -> None:
     """No rank waits: each rank's transfer begins when it arrives."""
-
-    text: str
-
-    def apply(self, draft: Draft) -> None:
-        graph = draft.graph
-        for collective in graph.collectives:
-            if collective.meeting < 0:
-                continue
-            for arc in draft.incoming(2 * collective.meeting, ArcKind.ARRIVAL):
-                draft.cut(arc)
-            for node in collective.members:
-                draft.add(2 * node, 2 * node + 1, draft.duration_ns(node), ArcKind.TRANSFER)
+    graph = draft.graph
+    for collective in graph.collectives:
+        if collective.meeting < 0:
+            continue
+        for arc in draft.incoming(2 * collective.meeting, ArcKind.ARRIVAL):
+            draft.cut(arc)
+        for node in collective.members:
+            draft.add(2 * node, 2 * node + 1, draft.duration_ns(node), ArcKind.TRANSFER)
 
 
-@dataclass(frozen=True, slots=True)
-class Prefetch:
+@form(
+    r"prefetch\s*(?P<units>[+-]\s*\d{1,3})",
+    "prefetch +1",
+    "gathers are asked for units earlier (-: later)",
+    lambda units: "" if units else "by how many units? prefetch +1 or prefetch -1",
+)
+def prefetch(draft: Draft, units: int) -> None:
     """Gathers of parameters are asked for this many units earlier (later where negative)."""
-
-    text: str
-    units: int
-
-    def apply(self, draft: Draft) -> None:
-        graph = draft.graph
-        num_moved = 0
-        for chain in gather_chains(draft):
-            for i in range(len(chain)):
-                j = i - self.units
-                if (
-                    not 0 <= j < len(chain)
-                    or graph.collectives[chain[j].place].step != graph.collectives[chain[i].place].step
-                ):
-                    continue
-                num_moved += 1
-                donor = chain[j].starts(draft)
-                if donor is None:
-                    continue
-                for node in chain[i].nodes:
-                    for arc in draft.incoming(2 * node, ArcKind.LAUNCH) + draft.incoming(
-                        2 * node, ArcKind.EVENT
-                    ):
-                        if self.units > 0 and graph.arcs.source[arc] // 2 not in chain[i].nodes:
-                            draft.cut(arc)
-                    if self.units < 0 or node == chain[i].nodes[0]:
-                        for source, length in donor:
-                            draft.add(source, 2 * node, length, ArcKind.EVENT)
-        if num_moved == 0:
-            raise ReplayError(f"{self.text!r}: the traces hold no series of all_gathers to move")
+    graph = draft.graph
+    num_moved = 0
+    for chain in gather_chains(draft):
+        for i in range(len(chain)):
+            j = i - units
+            if (
+                not 0 <= j < len(chain)
+                or graph.collectives[chain[j].place].step != graph.collectives[chain[i].place].step
+            ):
+                continue
+            num_moved += 1
+            donor = chain[j].starts(draft)
+            if donor is None:
+                continue
+            for node in chain[i].nodes:
+                for arc in draft.incoming(2 * node, ArcKind.LAUNCH) + draft.incoming(2 * node, ArcKind.EVENT):
+                    if units > 0 and graph.arcs.source[arc] // 2 not in chain[i].nodes:
+                        draft.cut(arc)
+                if units < 0 or node == chain[i].nodes[0]:
+                    for source, length in donor:
+                        draft.add(source, 2 * node, length, ArcKind.EVENT)
+    if num_moved == 0:
+        raise UnfitError("the traces hold no series of all_gathers to move")
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,107 +190,104 @@ def gather_chains(draft: Draft) -> list[list[Gather]]:
     return list(rows.values())
 
 
-@dataclass(frozen=True, slots=True)
-class KeptParameters:
+@form(
+    r"(?:no\s+reshard|parameters\s+kept|reshard\s+off)",
+    "no reshard",
+    "parameters stay gathered after forward",
+)
+def keep_parameters(draft: Draft) -> None:
     """Parameters stay gathered after forward: what backward gathers again is not gathered."""
-
-    text: str
-
-    def apply(self, draft: Draft) -> None:
-        graph, nodes = draft.graph, draft.graph.nodes
-        gathered: set[tuple[int, str | None, str]] = set()
-        dropped: set[tuple[int, str]] = set()
-        num = 0
-        for collective in graph.collectives:
-            if collective.op != "all_gather" or "(" not in collective.subject or collective.step < 0:
-                continue
-            key = (collective.step, collective.group, collective.subject)
-            if key not in gathered:
-                gathered.add(key)
-                continue
-            num += 1
-            unit = collective.subject.partition("(")[2].rstrip(")")
-            for node in collective.members:
-                draft.set_duration(node, 0.0)
-                dropped.add((nodes.rank[node], f"{collective.step}|{unit}"))
-        if num == 0:
-            raise ReplayError(
-                f"{self.text!r}: no all_gather of one unit comes twice in a step (its unit is told by the"
-                " annotations FSDP::all_gather (...))"
-            )
-        self._drop_copies(draft, dropped)
-
-    def _drop_copies(self, draft: Draft, dropped: set[tuple[int, str]]) -> None:
-        """The copies in and out of the dropped gathers, and the host's part of them: the second half of each
-        unit's."""
-        nodes = draft.graph.nodes
-        nodes_of_unit: dict[tuple[int, str], list[int]] = defaultdict(list)
-        for node in draft.device_work():
-            unit = re.search(r"\(([^()]+)\)", nodes.unit[node])
-            if GATHER_SCOPE.search(nodes.unit[node]) and unit:
-                nodes_of_unit[nodes.rank[node], f"{nodes.step[node]}|{unit[1]}"].append(node)
-        for key in dropped:
-            rows = sorted(nodes_of_unit.get(key, ()), key=lambda node: nodes.start_ns[node])
-            for node in rows[len(rows) // 2 :]:
-                draft.set_duration(node, 0.0)
-                for arc in draft.incoming(2 * node, ArcKind.LAUNCH):
-                    for host in draft.host_arcs(draft.graph.arcs.source[arc] // 2):
-                        draft.cut_to(host, 0.0)
+    graph, nodes = draft.graph, draft.graph.nodes
+    gathered: set[tuple[int, str | None, str]] = set()
+    dropped: set[tuple[int, str]] = set()
+    num = 0
+    for collective in graph.collectives:
+        if collective.op != "all_gather" or "(" not in collective.subject or collective.step < 0:
+            continue
+        key = (collective.step, collective.group, collective.subject)
+        if key not in gathered:
+            gathered.add(key)
+            continue
+        num += 1
+        unit = collective.subject.partition("(")[2].rstrip(")")
+        for node in collective.members:
+            draft.set_duration(node, 0.0)
+            dropped.add((nodes.rank[node], f"{collective.step}|{unit}"))
+    if num == 0:
+        raise UnfitError(
+            "no all_gather of one unit comes twice in a step (its unit is told by the"
+            " annotations FSDP::all_gather (...))"
+        )
+    _drop_copies(draft, dropped)
 
 
-@dataclass(frozen=True, slots=True)
-class Buckets:
+def _drop_copies(draft: Draft, dropped: set[tuple[int, str]]) -> None:
+    """The copies in and out of the dropped gathers, and the host's part of them: the second half of each
+    unit's."""
+    nodes = draft.graph.nodes
+    nodes_of_unit: dict[tuple[int, str], list[int]] = defaultdict(list)
+    for node in draft.device_work():
+        unit = re.search(r"\(([^()]+)\)", nodes.unit[node])
+        if GATHER_SCOPE.search(nodes.unit[node]) and unit:
+            nodes_of_unit[nodes.rank[node], f"{nodes.step[node]}|{unit[1]}"].append(node)
+    for key in dropped:
+        rows = sorted(nodes_of_unit.get(key, ()), key=lambda node: nodes.start_ns[node])
+        for node in rows[len(rows) // 2 :]:
+            draft.set_duration(node, 0.0)
+            for arc in draft.incoming(2 * node, ArcKind.LAUNCH):
+                for host in draft.host_arcs(draft.graph.arcs.source[arc] // 2):
+                    draft.cut_to(host, 0.0)
+
+
+@form(
+    rf"buckets\s+{FACTOR}",
+    "buckets x4",
+    "gradient buckets this many times as large",
+    lambda factor: "" if factor not in (0, 1) else "a size of buckets other than x1, above 0",
+)
+def resize_buckets(draft: Draft, factor: float) -> None:
     """Gradients are reduced in buckets factor times as large."""
+    latency = latency_ns(draft)
+    rows: dict[tuple[str, str | None, int], list[TracedCollective]] = defaultdict(list)
+    for collective in draft.graph.collectives:
+        if collective.op == "all_reduce" and (collective.size_bytes or 0) > SMALL_BYTES:
+            rows[collective.op, collective.group, collective.step].append(collective)
+    if not rows:
+        raise UnfitError("the traces hold no all_reduce above 1 MiB (FSDP reduces units, not buckets)")
+    for (op, _, _), series in rows.items():
+        (_merge if factor > 1 else _split)(draft, series, latency.get(op, LATENCY_NS), factor)
 
-    text: str
-    factor: float
 
-    def apply(self, draft: Draft) -> None:
-        latency = latency_ns(draft)
-        rows: dict[tuple[str, str | None, int], list[TracedCollective]] = defaultdict(list)
-        for collective in draft.graph.collectives:
-            if collective.op == "all_reduce" and (collective.size_bytes or 0) > SMALL_BYTES:
-                rows[collective.op, collective.group, collective.step].append(collective)
-        if not rows:
-            raise ReplayError(
-                f"{self.text!r}: the traces hold no all_reduce above 1 MiB (FSDP reduces units, not buckets)"
-            )
-        for (op, _, _), series in rows.items():
-            fixed = latency.get(op, LATENCY_NS)
-            if self.factor > 1:
-                self._merge(draft, series, fixed)
-            else:
-                self._split(draft, series, fixed)
+def _merge(draft: Draft, series: Sequence[TracedCollective], fixed: float, factor: float) -> None:
+    """The last of each handful carries all; the others take no time. The first bucket is smaller than the
+    rest and stays, so that reducing begins early."""
+    limit = factor * _bucket_bytes(series)
+    end = 1
+    while end < len(series):
+        size, first = 0, end
+        while end < len(series) and size < limit:
+            size += series[end].size_bytes or 0
+            end += 1
+        members = series[first:end]
+        for rank_nodes in zip(*(collective.members for collective in members), strict=False):
+            total = sum(max(0.0, draft.duration_ns(node) - fixed) for node in rank_nodes)
+            for node in rank_nodes[:-1]:
+                draft.set_duration(node, 0.0)
+            draft.set_duration(rank_nodes[-1], total + fixed)
 
-    def _merge(self, draft: Draft, series: Sequence[TracedCollective], fixed: float) -> None:
-        """The last of each handful carries all; the others take no time. The first bucket is smaller than the
-        rest and stays, so that reducing begins early."""
-        limit = self.factor * _bucket_bytes(series)
-        end = 1
-        while end < len(series):
-            size, first = 0, end
-            while end < len(series) and size < limit:
-                size += series[end].size_bytes or 0
-                end += 1
-            members = series[first:end]
-            for rank_nodes in zip(*(collective.members for collective in members), strict=False):
-                total = sum(max(0.0, draft.duration_ns(node) - fixed) for node in rank_nodes)
-                for node in rank_nodes[:-1]:
-                    draft.set_duration(node, 0.0)
-                draft.set_duration(rank_nodes[-1], total + fixed)
 
-    def _split(self, draft: Draft, series: Sequence[TracedCollective], fixed: float) -> None:
-        """Add one latency per part to each bucket. In the last bucket all parts but one are reduced before
-        the last gradient is there."""
-        parts = max(2, round(1 / self.factor))
-        for previous, collective in zip([None, *series[:-1]], series, strict=True):
-            for row, node in enumerate(collective.members):
-                length = draft.duration_ns(node)
-                part = max(0.0, length - fixed) / parts + fixed
-                draft.set_duration(node, part if collective is series[-1] else parts * part)
-                if collective is series[-1] and previous is not None and row < len(previous.members):
-                    # After the last part of the bucket before, its stream has all parts to carry.
-                    draft.add(2 * previous.members[row], 2 * node + 1, (parts + 1) * part, ArcKind.TRANSFER)
+def _split(draft: Draft, series: Sequence[TracedCollective], fixed: float, factor: float) -> None:
+    """Add one latency per part to each bucket. In the last bucket all parts but one are reduced before
+    the last gradient is there."""
+    parts = max(2, round(1 / factor))
+    for previous, collective in zip([None, *series[:-1]], series, strict=True):
+        for row, node in enumerate(collective.members):
+            length = draft.duration_ns(node)
+            part = max(0.0, length - fixed) / parts + fixed
+            draft.set_duration(node, part if collective is series[-1] else parts * part)
+            if collective is series[-1] and previous is not None and row < len(previous.members):
+                # After the last part of the bucket before, its stream has all parts to carry.
+                draft.add(2 * previous.members[row], 2 * node + 1, (parts + 1) * part, ArcKind.TRANSFER)
 
 
 def _bucket_bytes(series: Sequence[TracedCollective]) -> int:
@@ -376,54 +352,3 @@ def latency_ns(draft: Draft) -> dict[str, float]:
         else:
             latencies[op] = min(LATENCY_NS, shortest)
     return latencies
-
-
-_OPS = "|".join((*OPS, *ANY, *(op.replace("_", "") for op in OPS)))
-
-
-@form(
-    rf"(?P<op>{_OPS})(?:\s+(?:of\s+)?\(?(?P<unit>[^\s()]+)\)?)?\s+{FACTOR}",
-    "all_gather x0.5",
-    "transfers take this many times as long",
-)
-def _collective(match: re.Match[str]) -> Change:
-    return ScaleCollective(match[0], ops_named(match["op"]), float(match["factor"]), match["unit"])
-
-
-@form(r"rank\s+(?P<rank>\d{1,7})\s+on\s+time", "rank 3 on time", "this rank arrives with the others")
-def _on_time(match: re.Match[str]) -> Change:
-    return OnTime(match[0], int(match["rank"]))
-
-
-@form(r"(?:all\s+ranks|ranks)\s+on\s+time", "ranks on time", "no rank waits for another")
-def _all_on_time(match: re.Match[str]) -> Change:
-    return WithoutWaiting(match[0])
-
-
-@form(
-    r"prefetch\s*(?P<sign>[+-])\s*(?P<units>\d{1,3})",
-    "prefetch +1",
-    "gathers are asked for units earlier (-: later)",
-)
-def _prefetch(match: re.Match[str]) -> Change:
-    units = int(match["units"]) * (1 if match["sign"] == "+" else -1)
-    if units == 0:
-        raise ReplayError(f"{match[0]!r}: by how many units? prefetch +1 or prefetch -1")
-    return Prefetch(match[0], units)
-
-
-@form(
-    r"(?:no\s+reshard|parameters\s+kept|reshard\s+off)",
-    "no reshard",
-    "parameters stay gathered after forward",
-)
-def _no_reshard(match: re.Match[str]) -> Change:
-    return KeptParameters(match[0])
-
-
-@form(rf"buckets\s+{FACTOR}", "buckets x4", "gradient buckets this many times as large")
-def _buckets(match: re.Match[str]) -> Change:
-    factor = float(match["factor"])
-    if factor <= 0 or factor == 1:
-        raise ReplayError(f"{match[0]!r}: a size of buckets other than x1, above 0")
-    return Buckets(match[0], factor)

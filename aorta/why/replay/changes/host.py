@@ -1,18 +1,15 @@
 """Changes of the program on the host: its speed, launches, waits for the device, delays.
 
-Each class edits a draft; the forms below them say how a user writes the change.
+Each function edits a draft; its form says how a user writes the change.
 """
 
-import re
 from collections import defaultdict
-from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from aorta.errors import ReplayError
 from aorta.traces.host_spans import is_data_loading
-from aorta.why.replay.changes.change import DELAY, FACTOR, Change, form
+from aorta.why.replay.changes.change import DELAY, FACTOR, UnfitError, form
 from aorta.why.replay.draft import Draft
 from aorta.why.replay.graph import ArcKind, NodeKind
 
@@ -28,75 +25,61 @@ LONGEST_WORK_NS = 2e6
 """Host time between two calls above which the rest is a sleep or a read, which no profiler slows down."""
 GRAPH_LAUNCH_NS = 1_000.0
 """Largest ns from one kernel of a graph to the next."""
+RETURN_NS = 10_000.0
+"""From the end of the device's work to the return of the call that waits for it."""
 
 
-@dataclass(frozen=True, slots=True)
-class ScaleHost:
+@form(
+    rf"host(?:\s+of\s+(?P<name>.+?))?\s+{FACTOR}",
+    "host x0.5",
+    "the program on the host takes this many times as long",
+)
+def scale_host(draft: Draft, factor: float, name: str | None = None) -> None:
     """The program on the host takes factor times as long; waits for the device stay."""
-
-    text: str
-    factor: float
-    program: str | None = None
-    """Operator or annotation to which the change is limited."""
-
-    def apply(self, draft: Draft) -> None:
-        nodes = draft.graph.nodes
-        if self.program is None:
-            for arc in draft.graph.host_arcs.values():
-                draft.scale(arc, self.factor)
-            return
-        chosen = [
-            node
-            for node, kind in enumerate(nodes.kind)
-            if kind in (NodeKind.CALL, NodeKind.HOST_STEP)
-            and self.program.lower() in nodes.program[node].lower()
-        ]
-        if not chosen:
-            raise ReplayError(f"{self.text!r}: no part of the program has {self.program!r} in its name")
-        for node in chosen:
-            for arc in draft.host_arcs(node):
-                draft.scale(arc, self.factor)
+    nodes = draft.graph.nodes
+    if name is None:
+        for arc in draft.graph.host_arcs.values():
+            draft.scale(arc, factor)
+        return
+    chosen = [
+        node
+        for node, kind in enumerate(nodes.kind)
+        if kind in (NodeKind.CALL, NodeKind.HOST_STEP) and name.lower() in nodes.program[node].lower()
+    ]
+    if not chosen:
+        raise UnfitError(f"no part of the program has {name!r} in its name")
+    for node in chosen:
+        for arc in draft.host_arcs(node):
+            draft.scale(arc, factor)
 
 
-@dataclass(frozen=True, slots=True)
-class WithoutProfiler:
+def scale_calls(draft: Draft, factor: float) -> None:
     """The host's calls take factor times as long, up to LONGEST_WORK_NS each. What is beyond it is a sleep or
     a read, in which a profiler records no events."""
-
-    text: str
-    factor: float
-
-    def apply(self, draft: Draft) -> None:
-        for arc in draft.graph.host_arcs.values():
-            length = draft.length_ns[arc]
-            if length > 0:
-                draft.length_ns[arc] = length - (1 - self.factor) * min(length, LONGEST_WORK_NS)
+    for arc in draft.graph.host_arcs.values():
+        length = draft.length_ns[arc]
+        if length > 0:
+            draft.length_ns[arc] = length - (1 - factor) * min(length, LONGEST_WORK_NS)
 
 
-@dataclass(frozen=True, slots=True)
-class TypicalHost:
+def typical_host(draft: Draft) -> None:
     """Every call takes as long as it usually does: the median over the traced steps but the first, and over
     all ranks that make the same calls. A single slow step says nothing about the program, and neither do a
     few steps in which one of two equal hosts is ahead."""
-
-    text: str = "typical host"
-
-    def apply(self, draft: Draft) -> None:
-        rows = _host_arcs_by_step(draft)
-        ranks_of_program: dict[tuple[str, ...], list[int]] = defaultdict(list)
-        for rank, steps in rows.items():
-            names = {names for names, _ in steps}
-            if len(steps) >= FEWEST_STEPS - 1 and len(names) == 1:
-                ranks_of_program[names.pop()].append(rank)
-        for ranks in ranks_of_program.values():
-            lengths = {
-                rank: np.array([[draft.length_ns[a] for a in arcs] for _, arcs in rows[rank]])
-                for rank in ranks
-            }
-            for rank, usual in _usual_ns(lengths).items():
-                for _, arcs in rows[rank]:
-                    for arc, length in zip(arcs, usual.tolist(), strict=True):
-                        draft.length_ns[arc] = length
+    rows = _host_arcs_by_step(draft)
+    ranks_of_program: dict[tuple[str, ...], list[int]] = defaultdict(list)
+    for rank, steps in rows.items():
+        names = {names for names, _ in steps}
+        if len(steps) >= FEWEST_STEPS - 1 and len(names) == 1:
+            ranks_of_program[names.pop()].append(rank)
+    for ranks in ranks_of_program.values():
+        lengths = {
+            rank: np.array([[draft.length_ns[a] for a in arcs] for _, arcs in rows[rank]]) for rank in ranks
+        }
+        for rank, usual in _usual_ns(lengths).items():
+            for _, arcs in rows[rank]:
+                for arc, length in zip(arcs, usual.tolist(), strict=True):
+                    draft.length_ns[arc] = length
 
 
 def _host_arcs_by_step(draft: Draft) -> dict[int, list[tuple[tuple[str, ...], list[int]]]]:
@@ -144,166 +127,88 @@ def _usual_ns(lengths: dict[int, Floats]) -> dict[int, Floats]:
     return {rank: np.where(differs, rank_lengths, common) for rank, rank_lengths in rank_medians.items()}
 
 
-@dataclass(frozen=True, slots=True)
-class GraphLaunches:
-    """A step's launches are replayed from a captured graph: the host's part of them vanishes."""
-
-    text: str
-
-    def apply(self, draft: Draft) -> None:
-        nodes = draft.graph.nodes
-        loading = {
-            arc
-            for node in draft.calls()
-            if is_data_loading(nodes.program[node])
-            for arc in draft.host_arcs(node)
-        }
-        for node in draft.calls():
-            for arc in draft.host_arcs(node):
-                if arc not in loading:
-                    draft.cut_to(arc, 0.0)
-        for node in draft.device_work():
-            for arc in draft.incoming(2 * node, ArcKind.STREAM):
-                draft.cut_to(arc, GRAPH_LAUNCH_NS)
-        draft.notes.append(
-            "launches as graphs: data loading stays, everything else on the host is taken to vanish"
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class WithoutSync:
-    """The host does not wait for the device in these calls."""
-
-    text: str
-    name: str | None
-
-    def apply(self, draft: Draft) -> None:
-        nodes = draft.graph.nodes
-        num_cut = 0
-        for node in draft.calls():
-            arcs = draft.incoming(2 * node + 1, ArcKind.SYNC)
-            label = f"{nodes.name[node]} {nodes.program[node]}".lower()
-            if arcs and (self.name is None or self.name.lower() in label):
-                num_cut += 1
-                for arc in arcs:
-                    draft.cut(arc)
-        if num_cut == 0:
-            name = f" with {self.name!r} in its name" if self.name else ""
-            raise ReplayError(f"{self.text!r}: the traces hold no wait of the host for the device{name}")
-
-
-@dataclass(frozen=True, slots=True)
-class SyncEachStep:
-    """The host waits for all of its device's work at the end of every step."""
-
-    text: str
-    return_ns: float = 10_000.0
-
-    def apply(self, draft: Draft) -> None:
-        graph = draft.graph
-        for end in draft.step_ends():
-            for point in (end.first, end.last):
-                sources = draft.incoming(point, ArcKind.STEP)
-                host = [
-                    graph.arcs.source[a]
-                    for a in sources
-                    if graph.nodes.kind[graph.arcs.source[a] // 2] == NodeKind.HOST_STEP
-                ]
-                device = [
-                    graph.arcs.source[a]
-                    for a in sources
-                    if graph.nodes.kind[graph.arcs.source[a] // 2] != NodeKind.HOST_STEP
-                ]
-                for host_point in host[:1]:
-                    for source in device:
-                        draft.add(source, 2 * (host_point // 2), self.return_ns, ArcKind.SYNC)
-
-
-@dataclass(frozen=True, slots=True)
-class WithoutLoading:
-    """The next batch is always there."""
-
-    text: str
-
-    def apply(self, draft: Draft) -> None:
-        nodes = draft.graph.nodes
-        chosen = [node for node in draft.calls() if is_data_loading(nodes.program[node])]
-        if not chosen:
-            raise ReplayError(f"{self.text!r}: no part of the program in these traces is called a loader")
-        for node in chosen:
-            for arc in draft.incoming(2 * node, ArcKind.HOST):
-                draft.cut_to(arc, 0.0)
-
-
-@dataclass(frozen=True, slots=True)
-class DelayHost:
-    """The host of these ranks takes longer at the beginning of every step."""
-
-    text: str
-    ms: float
-    rank: int | None = None
-
-    def apply(self, draft: Draft) -> None:
-        graph = draft.graph
-        if self.rank is not None and self.rank not in graph.ranks:
-            raise ReplayError(f"{self.text!r}: there is no rank {self.rank}, but {_list(graph.ranks)}")
-        chosen = [
-            node
-            for node, kind in enumerate(graph.nodes.kind)
-            if kind == NodeKind.HOST_STEP and self.rank in (None, graph.nodes.rank[node])
-        ]
-        if not chosen:
-            raise ReplayError(f"{self.text!r}: no step is marked in these traces: nowhere to put a delay")
-        for node in chosen:
-            for arc in draft.incoming(2 * node + 1, ArcKind.CALL):
-                draft.length_ns[arc] += self.ms * 1e6
-
-
-def _list(ranks: tuple[int, ...]) -> str:
-    return ", ".join(map(str, ranks[:8])) + (", ..." if len(ranks) > 8 else "")
-
-
-def _name(match: re.Match[str]) -> str | None:
-    name = match["name"]
-    return name.strip() if name else None
-
-
-@form(
-    rf"host(?:\s+of\s+(?P<name>.+?))?\s+{FACTOR}",
-    "host x0.5",
-    "the program on the host takes this many times as long",
-)
-def _host(match: re.Match[str]) -> Change:
-    return ScaleHost(match[0], float(match["factor"]), _name(match))
-
-
 @form(r"(?:launches\s+as\s+)?graphs", "graphs", "launches replayed from a captured graph")
-def _graphs(match: re.Match[str]) -> Change:
-    return GraphLaunches(match[0])
+def launch_graphs(draft: Draft) -> None:
+    """A step's launches are replayed from a captured graph: the host's part of them vanishes."""
+    nodes = draft.graph.nodes
+    loading = {
+        arc for node in draft.calls() if is_data_loading(nodes.program[node]) for arc in draft.host_arcs(node)
+    }
+    for node in draft.calls():
+        for arc in draft.host_arcs(node):
+            if arc not in loading:
+                draft.cut_to(arc, 0.0)
+    for node in draft.device_work():
+        for arc in draft.incoming(2 * node, ArcKind.STREAM):
+            draft.cut_to(arc, GRAPH_LAUNCH_NS)
+    draft.notes.append(
+        "launches as graphs: data loading stays, everything else on the host is taken to vanish"
+    )
 
 
 @form(r"no\s+sync(?:\s+(?P<name>.+))?", "no sync aten::item", "the host does not wait for the device there")
-def _no_sync(match: re.Match[str]) -> Change:
-    return WithoutSync(match[0], _name(match))
+def without_sync(draft: Draft, name: str | None) -> None:
+    """The host does not wait for the device in these calls."""
+    nodes = draft.graph.nodes
+    num_cut = 0
+    for node in draft.calls():
+        arcs = draft.incoming(2 * node + 1, ArcKind.SYNC)
+        label = f"{nodes.name[node]} {nodes.program[node]}".lower()
+        if arcs and (name is None or name.lower() in label):
+            num_cut += 1
+            for arc in arcs:
+                draft.cut(arc)
+    if num_cut == 0:
+        named = f" with {name!r} in its name" if name else ""
+        raise UnfitError(f"the traces hold no wait of the host for the device{named}")
 
 
 @form(r"sync\s+each\s+step", "sync each step", "the host waits for the device at the end of each step")
-def _sync(match: re.Match[str]) -> Change:
-    return SyncEachStep(match[0])
+def sync_each_step(draft: Draft) -> None:
+    """The host waits for all of its device's work at the end of every step."""
+    graph = draft.graph
+    for end in draft.step_ends():
+        for point in (end.first, end.last):
+            sources = [graph.arcs.source[arc] for arc in draft.incoming(point, ArcKind.STEP)]
+            host = [source for source in sources if graph.nodes.kind[source // 2] == NodeKind.HOST_STEP]
+            for host_point in host[:1]:
+                for source in sources:
+                    if source not in host:
+                        draft.add(source, 2 * (host_point // 2), RETURN_NS, ArcKind.SYNC)
 
 
 @form(r"no\s+loader\s+delay", "no loader delay", "the next batch is always there")
-def _no_loader(match: re.Match[str]) -> Change:
-    return WithoutLoading(match[0])
-
-
-@form(rf"loader\s*\+\s*{DELAY}", "loader +20ms", "every rank waits this long for its batch at each step")
-def _loader(match: re.Match[str]) -> Change:
-    return DelayHost(match[0], float(match["ms"]))
+def without_loading(draft: Draft) -> None:
+    """The next batch is always there."""
+    nodes = draft.graph.nodes
+    chosen = [node for node in draft.calls() if is_data_loading(nodes.program[node])]
+    if not chosen:
+        raise UnfitError("no part of the program in these traces is called a loader")
+    for node in chosen:
+        for arc in draft.incoming(2 * node, ArcKind.HOST):
+            draft.cut_to(arc, 0.0)
 
 
 @form(
     rf"rank\s+(?P<rank>\d{{1,7}})\s*\+\s*{DELAY}", "rank 1 +20ms", "the host of this rank sleeps at each step"
 )
-def _rank_delay(match: re.Match[str]) -> Change:
-    return DelayHost(match[0], float(match["ms"]), int(match["rank"]))
+@form(rf"loader\s*\+\s*{DELAY}", "loader +20ms", "every rank waits this long for its batch at each step")
+def delay_host(draft: Draft, ms: float, rank: int | None = None) -> None:
+    """The host of these ranks takes longer at the beginning of every step."""
+    graph = draft.graph
+    if rank is not None and rank not in graph.ranks:
+        raise UnfitError(f"there is no rank {rank}, but {_list(graph.ranks)}")
+    chosen = [
+        node
+        for node, kind in enumerate(graph.nodes.kind)
+        if kind == NodeKind.HOST_STEP and rank in (None, graph.nodes.rank[node])
+    ]
+    if not chosen:
+        raise UnfitError("no step is marked in these traces: nowhere to put a delay")
+    for node in chosen:
+        for arc in draft.incoming(2 * node + 1, ArcKind.CALL):
+            draft.length_ns[arc] += ms * 1e6
+
+
+def _list(ranks: tuple[int, ...]) -> str:
+    return ", ".join(map(str, ranks[:8])) + (", ..." if len(ranks) > 8 else "")

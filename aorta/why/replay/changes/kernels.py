@@ -1,11 +1,11 @@
 """Changes of work on the device: classes of kernels, contention, the batch.
 
-Each class edits a draft; the forms below them say how a user writes the change.
+Each function edits a draft; its form says how a user writes the change.
 """
 
-import re
 from collections import Counter, defaultdict
 from dataclasses import dataclass
+from functools import partial
 
 from aorta.errors import ReplayError, did_you_mean
 from aorta.records.schema import KERNEL_CLASSES
@@ -18,7 +18,7 @@ from aorta.why.replay.activity import (
     depends_on_batch,
     work_class,
 )
-from aorta.why.replay.changes.change import FACTOR, Change, form
+from aorta.why.replay.changes.change import FACTOR, Change, UnfitError, form
 from aorta.why.replay.changes.collectives import OPS, SMALL_BYTES, collectives_of_activations
 from aorta.why.replay.draft import Draft
 from aorta.why.replay.graph import ArcKind, NodeKind, Nodes, StepEnd, StepGraph
@@ -32,123 +32,90 @@ REDUCTION_SCOPE = "FSDP::post_backward_reduce"
 CLASSES = tuple(name for name in KERNEL_CLASSES if name != COMMUNICATION)
 
 
-@dataclass(frozen=True, slots=True)
-class ScaleClass:
+def scale_class(draft: Draft, label: str, factor: float) -> None:
     """Kernels of a class take factor times as long."""
-
-    text: str
-    label: str
-    factor: float
-
-    def apply(self, draft: Draft) -> None:
-        nodes = draft.graph.nodes
-        chosen = [
-            node
-            for node in draft.device_work()
-            if nodes.kind[node] == NodeKind.KERNEL
-            and work_class(nodes.name[node], nodes.program[node], nodes.unit[node]) == self.label
-        ]
-        if not chosen:
-            raise ReplayError(f"{self.text!r}: the traces hold no {self.label} kernel")
-        for node in chosen:
-            for arc in draft.duration_arcs(node):
-                draft.scale(arc, self.factor)
+    nodes = draft.graph.nodes
+    chosen = [
+        node
+        for node in draft.device_work()
+        if nodes.kind[node] == NodeKind.KERNEL
+        and work_class(nodes.name[node], nodes.program[node], nodes.unit[node]) == label
+    ]
+    if not chosen:
+        raise UnfitError(f"the traces hold no {label} kernel")
+    for node in chosen:
+        for arc in draft.duration_arcs(node):
+            draft.scale(arc, factor)
 
 
-@dataclass(frozen=True, slots=True)
-class ScaleKernel:
+@form(rf"kernels?\s+(?P<name>\S+)\s+{FACTOR}", "kernel flash_fwd x0.5", "kernels with this in their name")
+def scale_kernel(draft: Draft, name: str, factor: float) -> None:
     """Kernels with a text in their name take factor times as long."""
-
-    text: str
-    name: str
-    factor: float
-
-    def apply(self, draft: Draft) -> None:
-        nodes = draft.graph.nodes
-        chosen = [node for node in draft.device_work() if self.name in nodes.name[node]]
-        if not chosen:
-            raise ReplayError(f"{self.text!r}: no kernel has {self.name!r} in its name")
-        for node in chosen:
-            for arc in draft.duration_arcs(node):
-                draft.scale(arc, self.factor)
+    nodes = draft.graph.nodes
+    chosen = [node for node in draft.device_work() if name in nodes.name[node]]
+    if not chosen:
+        raise UnfitError(f"no kernel has {name!r} in its name")
+    for node in chosen:
+        for arc in draft.duration_arcs(node):
+            draft.scale(arc, factor)
 
 
-@dataclass(frozen=True, slots=True)
-class WithoutContention:
-    """Kernels beside collectives take what they take alone, and none waits for room on the device."""
-
-    text: str
-
-    def apply(self, draft: Draft) -> None:
-        draft.has_contention = False
-        slowdown = draft.contention
-        for arc in slowdown.arcs.tolist():
-            draft.cut_to(arc, slowdown.length_ns[arc])
-        for node, delay in draft.graph.roomless.items():
-            for arc in draft.incoming(2 * node):
-                draft.length_ns[arc] -= delay
-
-
-@dataclass(frozen=True, slots=True)
-class ScaleBatch:
+@form(rf"batch\s+{FACTOR}", "batch x2", "as many samples in one pass of a step")
+def scale_batch(draft: Draft, factor: float) -> None:
     """Scales the number of samples that a step processes in one pass."""
-
-    text: str
-    factor: float
-
-    def apply(self, draft: Draft) -> None:
-        nodes = draft.graph.nodes
-        for node in draft.device_work():
-            if not depends_on_batch(nodes.name[node], nodes.program[node], nodes.unit[node]):
-                continue
-            length = draft.duration_ns(node)
-            if length > FIXED_NS:
-                draft.set_duration(node, FIXED_NS + (length - FIXED_NS) * self.factor)
-        for collective in collectives_of_activations(draft):
-            for node in collective.members:
-                draft.set_duration(node, draft.duration_ns(node) * self.factor)
-        draft.notes.append(
-            "batch: kernels but those of the optimizer and of gathering and reducing parameters are taken to"
-            " grow with it, and collectives of activations; the host stays"
-        )
+    nodes = draft.graph.nodes
+    for node in draft.device_work():
+        if not depends_on_batch(nodes.name[node], nodes.program[node], nodes.unit[node]):
+            continue
+        length = draft.duration_ns(node)
+        if length > FIXED_NS:
+            draft.set_duration(node, FIXED_NS + (length - FIXED_NS) * factor)
+    for collective in collectives_of_activations(draft):
+        for node in collective.members:
+            draft.set_duration(node, draft.duration_ns(node) * factor)
+    draft.notes.append(
+        "batch: kernels but those of the optimizer and of gathering and reducing parameters are taken to"
+        " grow with it, and collectives of activations; the host stays"
+    )
 
 
-@dataclass(frozen=True, slots=True)
-class Accumulate:
+@form(
+    r"accumulation\s+x\s*(?P<num>\d{1,4})",
+    "accumulation x2",
+    "micro-batches of this size in a step",
+    lambda num: "" if num else "a step has at least one micro-batch",
+)
+def accumulate(draft: Draft, num: int) -> None:
     """Forward and backward run num times in a step; gradients are reduced in the last one alone."""
+    graph = draft.graph
+    passes = _passes(draft)
+    if not passes:
+        raise UnfitError("no kernel of these traces was launched by an optimizer's step")
+    without_reductions = draft.copy()
+    _drop_reductions(without_reductions)
+    _add_up_gradients(without_reductions)
+    times = replay_draft(StepGraph(graph, 0), without_reductions).time_ns
+    for index, (_, ends) in enumerate(graph.steps):
+        lengths = [
+            times[2 * passes[end.rank, index].after] - times[end.first]
+            for end in ends
+            if (end.rank, index) in passes
+        ]
+        longer = (num - 1) * max(lengths, default=0.0)
+        for end in ends:
+            rank_pass = passes.get((end.rank, index))
+            _lengthen(draft, end, None if rank_pass is None else rank_pass.first, longer)
 
-    text: str
-    num: int
 
-    def apply(self, draft: Draft) -> None:
-        graph = draft.graph
-        passes = _passes(draft)
-        if not passes:
-            raise ReplayError(f"{self.text!r}: no kernel of these traces was launched by an optimizer's step")
-        without_reductions = draft.copy()
-        _drop_reductions(without_reductions)
-        _add_up_gradients(without_reductions)
-        times = replay_draft(StepGraph(graph, 0), without_reductions).time_ns
-        for index, (_, ends) in enumerate(graph.steps):
-            lengths = [
-                times[2 * passes[end.rank, index].after] - times[end.first]
-                for end in ends
-                if (end.rank, index) in passes
-            ]
-            longer = (self.num - 1) * max(lengths, default=0.0)
-            for end in ends:
-                rank_pass = passes.get((end.rank, index))
-                self._lengthen(draft, end, None if rank_pass is None else rank_pass.first, longer)
-
-    def _lengthen(self, draft: Draft, end: StepEnd, work: int | None, longer_ns: float) -> None:
-        """Add the passes before the last one to the time of the host and of the device."""
-        if work is not None:
-            draft.add(end.first, 2 * work + 1, longer_ns + draft.duration_ns(work), ArcKind.DURATION)
-        for arc in draft.incoming(end.first, ArcKind.STEP):
-            host = draft.graph.arcs.source[arc] // 2
-            if draft.graph.nodes.kind[host] == NodeKind.HOST_STEP:
-                for call in draft.incoming(2 * host + 1, ArcKind.CALL):
-                    draft.length_ns[call] += longer_ns
+def _lengthen(draft: Draft, end: StepEnd, work: int | None, longer_ns: float) -> None:
+    """Add the passes before the last one to the time of the host and of the device."""
+    if work is not None:
+        draft.add(end.first, 2 * work + 1, longer_ns + draft.duration_ns(work), ArcKind.DURATION)
+    for arc in draft.incoming(end.first, ArcKind.STEP):
+        host = draft.graph.arcs.source[arc] // 2
+        if draft.graph.nodes.kind[host] == NodeKind.HOST_STEP:
+            for call in draft.incoming(2 * host + 1, ArcKind.CALL):
+                draft.length_ns[call] += longer_ns
 
 
 def _drop_reductions(draft: Draft) -> None:
@@ -215,47 +182,28 @@ def _is_on_parameters(nodes: Nodes, node: int) -> bool:
     return bool(OPTIMIZER_SCOPE.search(scope)) or (FOREACH in scope and not SHARDING_SCOPE.search(scope))
 
 
-@dataclass(frozen=True, slots=True)
-class WithoutUnexplained:
-    """Delays that nothing in the traces explains are left out: how much of a replay rests on them."""
-
-    text: str
-
-    def apply(self, draft: Draft) -> None:
-        for node, delay in draft.graph.unexplained.items():
-            for arc in draft.incoming(2 * node):
-                if draft.graph.arcs.kind[arc] != ArcKind.BEGIN:
-                    draft.length_ns[arc] -= delay
-
-
-@form(rf"kernels?\s+(?P<name>\S+)\s+{FACTOR}", "kernel flash_fwd x0.5", "kernels with this in their name")
-def _kernel(match: re.Match[str]) -> Change:
-    return ScaleKernel(match[0], match["name"], float(match["factor"]))
-
-
-@form(rf"batch\s+{FACTOR}", "batch x2", "as many samples in one pass of a step")
-def _batch(match: re.Match[str]) -> Change:
-    return ScaleBatch(match[0], float(match["factor"]))
-
-
-@form(r"accumulation\s+x\s*(?P<num>\d{1,4})", "accumulation x2", "micro-batches of this size in a step")
-def _accumulation(match: re.Match[str]) -> Change:
-    if int(match["num"]) < 1:
-        raise ReplayError(f"{match[0]!r}: a step has at least one micro-batch")
-    return Accumulate(match[0], int(match["num"]))
-
-
 @form(r"no\s+contention", "no contention", "kernels are no slower beside collectives than alone")
-def _contention(match: re.Match[str]) -> Change:
-    return WithoutContention(match[0])
+def without_contention(draft: Draft) -> None:
+    """Kernels beside collectives take what they take alone, and none waits for room on the device."""
+    draft.has_contention = False
+    slowdown = draft.contention
+    for arc in slowdown.arcs.tolist():
+        draft.cut_to(arc, slowdown.length_ns[arc])
+    for node, delay in draft.graph.roomless.items():
+        for arc in draft.incoming(2 * node):
+            draft.length_ns[arc] -= delay
 
 
 @form(r"no\s+unexplained\s+delays?", "no unexplained delays", "leaves out what the graph cannot explain")
-def _unexplained(match: re.Match[str]) -> Change:
-    return WithoutUnexplained(match[0])
+def without_unexplained(draft: Draft) -> None:
+    """Delays that nothing in the traces explains are left out: how much of a replay rests on them."""
+    for node, delay in draft.graph.unexplained.items():
+        for arc in draft.incoming(2 * node):
+            if draft.graph.arcs.kind[arc] != ArcKind.BEGIN:
+                draft.length_ns[arc] -= delay
 
 
-def kernel_class_change(text: str, label: str, factor: float) -> ScaleClass:
+def kernel_class_change(text: str, label: str, factor: float) -> Change:
     """The change of a class of kernels. ReplayError if there is no such class."""
     label = label.lower()
     if label not in CLASSES:
@@ -263,4 +211,4 @@ def kernel_class_change(text: str, label: str, factor: float) -> ScaleClass:
             f"{text!r}: {label!r} is neither a collective nor a class of kernels"
             f"{did_you_mean(label, (*CLASSES, *OPS), '; classes are ' + ', '.join(CLASSES))}"
         )
-    return ScaleClass(text, label, factor)
+    return Change(text, partial(scale_class, label=label, factor=factor))

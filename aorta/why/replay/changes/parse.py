@@ -5,7 +5,7 @@ from collections.abc import Iterable
 
 from aorta.errors import ReplayError, did_you_mean
 from aorta.why.replay.changes import collectives, host, kernels  # noqa: F401  (register their forms)
-from aorta.why.replay.changes.change import FACTOR, Change, Form
+from aorta.why.replay.changes.change import FACTOR, FORMS, Change
 
 LARGEST = 1e6
 _CLASS = re.compile(rf"(?P<label>[a-z_]+)\s+{FACTOR}", re.IGNORECASE)
@@ -14,7 +14,7 @@ _CLASS = re.compile(rf"(?P<label>[a-z_]+)\s+{FACTOR}", re.IGNORECASE)
 def parse_change(text: str) -> Change:
     """The change that a text like 'all_gather x0.5' means. ReplayError names the nearest form otherwise."""
     words = " ".join(text.split())
-    for form in Form.all:
+    for form in FORMS:
         match = form.pattern.fullmatch(words)
         if match is not None:
             _check(words, match)
@@ -23,10 +23,10 @@ def parse_change(text: str) -> Change:
     if match is not None and not _is_word_of_a_form(match["label"]):
         _check(words, match)
         return kernels.kernel_class_change(words, match["label"], float(match["factor"]))
-    examples = [form.example for form in Form.all] + [f"{label} x0.8" for label in kernels.CLASSES]
+    examples = [form.example for form in FORMS] + [f"{label} x0.8" for label in kernels.CLASSES]
     near = did_you_mean(words, examples)
     raise ReplayError(
-        f"{words!r} is no change{near or '; changes are ' + '; '.join(form.example for form in Form.all)}"
+        f"{words!r} is no change{near or '; changes are ' + '; '.join(form.example for form in FORMS)}"
     )
 
 
@@ -36,7 +36,7 @@ def parse_changes(texts: Iterable[str]) -> list[Change]:
 
 def forms() -> list[tuple[str, str]]:
     """An example of every change, and what it means."""
-    rows = [(form.example, form.meaning) for form in Form.all]
+    rows = [(form.example, form.meaning) for form in FORMS]
     rows.append(
         ("gemm x0.8", f"kernels of a class take this many times as long: {', '.join(kernels.CLASSES)}")
     )
@@ -51,4 +51,4 @@ def _check(text: str, match: re.Match[str]) -> None:
 
 
 def _is_word_of_a_form(word: str) -> bool:
-    return any(form.example.split()[0] == word.lower() for form in Form.all)
+    return any(form.example.split()[0] == word.lower() for form in FORMS)
