@@ -29,7 +29,8 @@ from aorta.timeline.types import Total
 from aorta.timeline.waits import match_ranks
 from aorta.traces import files as inflate
 from aorta.traces.files import read_bytes
-from aorta.traces.sources import Reading, Source, map_ranks, open_source
+from aorta.traces.sources import Source, map_ranks, open_source
+from aorta.traces.steps import Reading
 
 RANK = re.compile(rb'("distributedInfo"\s*:\s*\{[^{}]*?"rank"\s*:\s*)\d+')
 WORLD = re.compile(rb'("distributedInfo"\s*:\s*\{[^{}]*?"world_size"\s*:\s*)\d+')

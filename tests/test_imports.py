@@ -61,3 +61,15 @@ def test_other_names_are_refused() -> None:
 
     with pytest.raises(AttributeError, match="module 'aorta' has no attribute 'instrumnet'"):
         _ = aorta.instrumnet
+
+
+def test_a_report_of_records_loads_no_reader_of_traces() -> None:
+    """They take a tenth of its time."""
+    code = """
+import sys, aorta.page.write, aorta.why.causes.rank
+from aorta.cli.report import trace_reading
+trace_reading()
+names = ("aorta.traces.sources", "aorta.traces.kineto", "aorta.why.replay")
+print([name for name in names if name in sys.modules])
+"""
+    assert run_python(code) == "[]\n"

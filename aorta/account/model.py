@@ -7,7 +7,7 @@ spans and collectives of single steps stay on disk and are read again with Run.r
 from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from functools import wraps
 from pathlib import Path
-from typing import Any, Concatenate, Literal, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, Concatenate, Literal, ParamSpec, TypeVar
 
 import msgspec
 import numpy as np
@@ -18,7 +18,9 @@ from aorta.records.schema import CallSites, RunRecord, StepRecord
 from aorta.records.stacks import Stacks
 from aorta.records.table import StepTable
 from aorta.timeline.types import Source
-from aorta.traces.inventory import Inventory
+
+if TYPE_CHECKING:  # readers of traces take long to import
+    from aorta.traces.inventory import Inventory
 
 Value = TypeVar("Value")
 P = ParamSpec("P")
@@ -218,7 +220,7 @@ class Run(msgspec.Struct, frozen=True):
     kernels: Callable[[int], Iterator[tuple[int, list[NamedSpan]]]] | None = None
     """Reads one rank's kernels again, step by step: the global step, and the kernels in its window that are
     not communication. None where the source does not name kernels."""
-    inventories: Sequence[Inventory] = ()
+    inventories: "Sequence[Inventory]" = ()
     """Of the ranks of a trace, where operators were asked for."""
     possible_comm_ms: dict[str, float] = msgspec.field(default_factory=dict)
     """CommEvidence.possible_ms (aorta.account.load.evidence)."""

@@ -25,7 +25,7 @@ from aorta.errors import CANNOT_TELL, FINE, VIOLATED, ReportError
 
 if TYPE_CHECKING:
     from aorta.account.model import Comparison, Progress
-    from aorta.traces.sources import Reading
+    from aorta.traces.steps import Reading
 
 
 @click.command("report", cls=OneScreenCommand)
@@ -213,8 +213,7 @@ def trace_reading(
 ) -> "Reading":
     """How runs and traces are read. comm_rules: a file for aorta.traces.classify.load_rules."""
     from aorta.traces.classify import load_rules
-    from aorta.traces.sources import Reading
-    from aorta.traces.steps import StepRule
+    from aorta.traces.steps import Reading, StepRule
 
     return Reading(load_rules(comm_rules), StepRule(step_kernel, step_period), operators, strict)
 

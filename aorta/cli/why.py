@@ -66,7 +66,7 @@ class RecordsReading:
 
     def load(self, paths: tuple[Path, ...], label: str) -> "Run":
         from aorta.account.load.open import load_run
-        from aorta.traces.sources import Reading
+        from aorta.traces.steps import Reading
 
         reading = Reading(rules=self.rules, strict=self.strict)
         return load_run(paths, label, jobs=self.jobs, dask=self.dask, reading=reading)

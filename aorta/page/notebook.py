@@ -19,7 +19,7 @@ from aorta.page.table import comparison_table, dataset_table
 from aorta.page.write import make_report
 from aorta.records.schema import StepRecord
 from aorta.traces.classify import COMM_RULES, CommRule, load_rules
-from aorta.traces.sources import Reading
+from aorta.traces.steps import Reading
 
 NESTED = ("streams", "active_segments", "collectives", "not_measured")
 """Fields of a record that `steps` leaves out."""

@@ -9,6 +9,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from aorta.account.judge.compare import MATTERS, compare
 from aorta.account.judge.gate import Gate, check_budget, junit_xml, load_budget, markdown
@@ -27,7 +28,9 @@ from aorta.records.reader import read_kernel_names
 from aorta.records.schema import StepRecord
 from aorta.records.writer import write_json
 from aorta.timeline.ratio import Spread
-from aorta.traces.sources import Reading
+
+if TYPE_CHECKING:
+    from aorta.traces.steps import Reading
 
 OWN_FILES = (
     "*_timeline.png",
@@ -90,7 +93,7 @@ def make_report(
     jobs: int | None = 1,
     dask: str | None = None,
     progress: Progress | None = None,
-    reading: Reading | None = None,
+    reading: "Reading | None" = None,
     explain: Callable[[Dataset], Causes] | None = None,
 ) -> Report:
     """Read and judge the runs; nothing is written.
@@ -170,7 +173,7 @@ def write_report(
     jobs: int | None = 1,
     dask: str | None = None,
     progress: Progress | None = None,
-    reading: Reading | None = None,
+    reading: "Reading | None" = None,
     outputs: Outputs | None = None,
     explain: Callable[[Dataset], Causes] | None = None,
 ) -> Written:

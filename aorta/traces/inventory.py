@@ -22,7 +22,8 @@ from aorta.traces.kineto import CATEGORIES, EARLIER_CATEGORIES, LAUNCH_CATEGORIE
 from aorta.traces.kineto_file import TensorArgs, TensorEvent, decode
 from aorta.traces.model import RankTrace, TraceCollective
 from aorta.traces.sniff import read_member
-from aorta.traces.sources import Reading, Source
+from aorta.traces.sources import Source
+from aorta.traces.steps import Reading
 
 Floats = NDArray[np.float64]
 TYPES = {

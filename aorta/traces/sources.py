@@ -18,7 +18,7 @@ from typing import Any, Literal, TypeVar
 import msgspec
 
 from aorta.errors import TraceError
-from aorta.processes import no_garbage_collection, parallel_map, usual_jobs
+from aorta.processes import parallel_map, usual_jobs
 from aorta.records.files import STEPS_FILE
 from aorta.traces.classify import COMM_RULES, CommRule
 from aorta.traces.files import read_bytes
@@ -29,7 +29,6 @@ from aorta.traces.nsys import nsys_processes, read_nsys
 from aorta.traces.rocpd import read_rocpd, rocpd_processes
 from aorta.traces.rocprof import parse_rocprofv3_json, read_rocprofv3_csv
 from aorta.traces.sniff import HEADERS, Content, Format, archive_members, read_member, sniff
-from aorta.traces.steps import StepRule, with_steps
 
 Kind = Literal["records", "kineto", "rocprofv3", "nsys"]
 KIND_OF_FORMAT: dict[str, Kind] = {
@@ -139,23 +138,6 @@ class Source:
             steps=[replace(step, rank=rank) for step in trace.steps],
             quality=msgspec.structs.replace(trace.quality, notes=tuple(notes)),
         )
-
-
-@dataclass(frozen=True, slots=True)
-class Reading:
-    """Settings of how runs and traces are read. Travels to other processes."""
-
-    rules: Sequence[CommRule] = COMM_RULES
-    steps: StepRule = StepRule()
-    operators: bool = False
-    """Read who launched each kernel, too: a second reading of a trace."""
-    strict: bool = True
-    """Refuse a run with damaged or missing files, instead of reading what is left."""
-
-    @no_garbage_collection()  # a trace is 1e5 objects and more, none of which refers to itself
-    def read(self, source: Source, rank: int) -> RankTrace:
-        """Trace of one rank, cut into steps."""
-        return with_steps(source.read(rank, rules=self.rules), self.steps)
 
 
 def _read(file: TraceFile, rules: Sequence[CommRule]) -> RankTrace:

@@ -1,22 +1,29 @@
-"""Cuts a trace that marks no steps: by a kernel that begins each of them, or by what repeats.
+"""How a trace is read, and cut where it marks no steps: by a kernel that begins each, or by what repeats.
 
 The device's own sequence of kernels is cut. A step begins with its first kernel, and holds the work that
 starts before the next step begins.
 """
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
+from typing import TYPE_CHECKING
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from aorta.errors import TraceError
+from aorta.processes import no_garbage_collection
 from aorta.timeline.intervals import distinct
 from aorta.timeline.overlap import on_compute_stream
 from aorta.timeline.types import Kind
+from aorta.traces.classify import COMM_RULES, CommRule
 from aorta.traces.model import RankTrace, listed_names
+
+if TYPE_CHECKING:
+    from aorta.traces.sources import Source
 
 Ints = NDArray[np.int64]
 
@@ -189,3 +196,20 @@ def _cut(trace: RankTrace, edges: list[float], note: str) -> RankTrace:
         launch_step=step,
         quality=msgspec.structs.replace(trace.quality, notes=notes, truncated_steps=()),
     )
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """Settings of how runs and traces are read. Travels to other processes."""
+
+    rules: Sequence[CommRule] = COMM_RULES
+    steps: StepRule = StepRule()
+    operators: bool = False
+    """Read who launched each kernel, too: a second reading of a trace."""
+    strict: bool = True
+    """Refuse a run with damaged or missing files, instead of reading what is left."""
+
+    @no_garbage_collection()  # a trace is 1e5 objects and more, none of which refers to itself
+    def read(self, source: "Source", rank: int) -> RankTrace:
+        """Trace of one rank, cut into steps."""
+        return with_steps(source.read(rank, rules=self.rules), self.steps)

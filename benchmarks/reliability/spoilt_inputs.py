@@ -26,7 +26,7 @@ from aorta.errors import AortaError
 from aorta.records.files import steps_name
 from aorta.records.reader import read_run, read_steps
 from aorta.records.writer import LineWriter, RunFolder, write_json
-from aorta.traces.sources import Reading
+from aorta.traces.steps import Reading
 
 EXAMPLE = ROOT / "docs" / "example" / "ddp"
 NUM_STEPS = 6

@@ -11,7 +11,7 @@ from typing import Any
 
 from aorta.account.load.traces.open import load_traces
 from aorta.errors import AortaError
-from aorta.traces.sources import Reading
+from aorta.traces.steps import Reading
 from tests.traces.trace_writers import WRITERS, kineto, write_tar
 
 VALUES: tuple[Any, ...] = (

@@ -14,7 +14,8 @@ from aorta.account.load.traces.steps import step_records
 from aorta.traces.host_calls import NO_CALLS as NO_CALLS_MADE
 from aorta.traces.host_calls import host_of_calls, link
 from aorta.traces.host_spans import NO_CALLS, NO_RANGES, HostEvent
-from aorta.traces.sources import Reading, open_source
+from aorta.traces.sources import open_source
+from aorta.traces.steps import Reading
 from tests.larger_data import FOLDER, needs_data
 from tests.traces.kineto_events import kernel, launch, mark, parse
 from tests.traces.trace_writers import WRITERS

@@ -10,7 +10,8 @@ from aorta.timeline.types import Kind
 from aorta.traces.classify import COPY_KERNEL
 from aorta.traces.model import RankTrace
 from aorta.traces.quality import verdict
-from aorta.traces.sources import Reading, open_source
+from aorta.traces.sources import open_source
+from aorta.traces.steps import Reading
 from tests.larger_data import FOLDER, TRACES, needs_data
 
 pytestmark = needs_data(TRACES)

@@ -13,8 +13,8 @@ from aorta.errors import TraceError
 from aorta.timeline.overlap import overlap
 from aorta.traces import files as inflate
 from aorta.traces import kineto_file
-from aorta.traces.sources import Reading, open_source
-from aorta.traces.steps import StepRule
+from aorta.traces.sources import open_source
+from aorta.traces.steps import Reading, StepRule
 from tests.dist.launch import run_python
 from tests.larger_data import TRACES, needs_data
 from tests.traces.kineto_events import kernel, launch, mark, parse

@@ -15,7 +15,8 @@ from aorta.errors import TraceError
 from aorta.timeline.overlap import total
 from aorta.traces.quality import facts, verdict, verdict_of_ranks
 from aorta.traces.sniff import HEAD_BYTES
-from aorta.traces.sources import Reading, map_ranks, open_source, recognise
+from aorta.traces.sources import map_ranks, open_source, recognise
+from aorta.traces.steps import Reading
 from tests.traces.trace_writers import (
     WRITERS,
     kineto,

@@ -9,6 +9,7 @@ import re
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from math import prod
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -27,7 +28,9 @@ from aorta.account.model import Dataset
 from aorta.account.numbers import number, percent, quantity
 from aorta.hardware import Hardware, hardware_name_of, load_hardware
 from aorta.records.schema import KERNEL_CLASSES
-from aorta.traces.inventory import Inventory, WorkKey
+
+if TYPE_CHECKING:
+    from aorta.traces.inventory import Inventory, WorkKey
 
 
 def kernels_by_class(dataset: Dataset) -> list[KernelTimeRow]:
@@ -94,7 +97,7 @@ _INPUTS = re.compile(r"copy_|sum|mean|amax|amin|norm|linalg_vector_norm|fill_|ze
 """copy_: the first is the result. fill_ and zero_ write theirs."""
 
 
-def operator_rows(ranks: Sequence[Inventory], first_step: int = 0) -> list[KernelTimeRow]:
+def operator_rows(ranks: "Sequence[Inventory]", first_step: int = 0) -> list[KernelTimeRow]:
     """By operator, shapes and types, means over steps from first_step on and over ranks, the longest first.
     Without collectives, and without kernels that no operator launched (graphs, other languages)."""
     found: dict[tuple[str, str, str, str], list[WorkKey]] = defaultdict(list)
@@ -131,7 +134,7 @@ def operator_rows(ranks: Sequence[Inventory], first_step: int = 0) -> list[Kerne
     return sorted(rows, key=lambda row: (-row.time_ms, row.name))[:MOST_OPERATORS]
 
 
-def _work(key: WorkKey, hardware: Hardware | None, call_ms: float) -> tuple[str, float | None]:
+def _work(key: "WorkKey", hardware: Hardware | None, call_ms: float) -> tuple[str, float | None]:
     """'412 TFLOP/s' or '2,100 GB/s' of a call, and the least time of one; '' and None if not known."""
     shapes = [
         [int(size) for size in shape.split("x")]

@@ -1,7 +1,7 @@
 """What tells that a run communicates, and what may be communication though nothing proves it."""
 
 from collections.abc import Callable, Iterable
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -12,7 +12,9 @@ from aorta.account.numbers import quantity
 from aorta.records.schema import KERNEL_CLASSES
 from aorta.timeline.types import OWN_SOURCES, Kind
 from aorta.traces.classify import COMM_RULES, COPY_NAMES, classifier, may_be_comm
-from aorta.traces.model import RankTrace
+
+if TYPE_CHECKING:
+    from aorta.traces.model import RankTrace
 
 LARGE_SHARE = 0.05
 """Share of kernel time from which on kernels that may be communication are named."""
@@ -77,7 +79,7 @@ def comm_evidence(run: Run) -> CommEvidence:
     )
 
 
-def possible_comm_ms(trace: RankTrace) -> dict[str, float]:
+def possible_comm_ms(trace: "RankTrace") -> dict[str, float]:
     """CommEvidence.possible_ms of one rank's trace: of the work that its steps launched, or of all of it
     where it marks none. Empty where the trace says that it is of one process."""
     if trace.world_size == 1:

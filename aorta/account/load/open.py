@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 import numpy as np
@@ -62,7 +63,9 @@ from aorta.records.schema import RunRecord, Source, StepRecord
 from aorta.records.state import read_states
 from aorta.records.table import StepTable
 from aorta.timeline.types import OWN_SOURCES
-from aorta.traces.sources import Reading
+
+if TYPE_CHECKING:  # readers of traces take long to import
+    from aorta.traces.steps import Reading
 
 SOURCES: tuple[Source, ...] = ("kernels", "events", "host", "kineto", "rocprofv3", "nsys", "projected")
 FEWEST_BY_KERNELS = 8
@@ -77,7 +80,7 @@ def load_run(
     jobs: int | None = 1,
     dask: str | None = None,
     progress: Progress | None = None,
-    reading: Reading | None = None,
+    reading: "Reading | None" = None,
 ) -> Run:
     """The run at path: a folder, a trace, or traces of one run. ReportError, RecordError or TraceError in one
     line where it cannot be used.
@@ -86,14 +89,17 @@ def load_run(
     scheduler that does, or local for one with workers on this machine. reading: how traces are read, and
     whether what is left of a damaged run is (as a rule it is refused).
     """
-    from aorta.account.load.traces.open import load_traces  # which puts ranks together as is done here
+
+    def traces(of: Path | Sequence[Path]) -> Run:
+        from aorta.account.load.traces.open import load_traces  # which puts ranks together as is done here
+        from aorta.traces.steps import Reading
+
+        return load_traces(of, label, jobs=jobs, dask=dask, progress=progress, reading=reading or Reading())
 
     several = () if isinstance(path, Path | str) or len(path) < 2 else tuple(path)
     path = several[0].parent if several else Path(path if isinstance(path, Path | str) else path[0])
     if several:
-        return load_traces(
-            several, label, jobs=jobs, dask=dask, progress=progress, reading=reading or Reading()
-        )
+        return traces(several)
     try:
         if not path.exists():
             raise ReportError(f"there is no folder or trace {path}")
@@ -106,7 +112,7 @@ def load_run(
         strict = reading is None or reading.strict
         return _load_records(path, label, files, jobs, dask, progress, strict)
     try:
-        run = load_traces(path, label, jobs=jobs, dask=dask, progress=progress, reading=reading or Reading())
+        run = traces(path)
     except TraceError as error:
         place_text = "" if str(path) in str(error) else f"{path}: "
         raise TraceError(f"{place_text}{error}") from error

@@ -5,6 +5,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
+from pathlib import Path
 
 import msgspec
 import numpy as np
@@ -28,7 +29,7 @@ from aorta.account.judge.late import LateRank, steps_left_out
 from aorta.account.judge.occasional import Occasions, occasions, of_all_steps
 from aorta.account.judge.phases import line_of_evaluation
 from aorta.account.judge.stacks import in_modules, sampled_ms, samples_of
-from aorta.account.model import Causes, Dataset, Run, once_of_run
+from aorta.account.model import Causes, Dataset, Run, WhatIfs, once_of_run
 from aorta.account.numbers import counted, quantity
 from aorta.account.rows import positive
 from aorta.timeline.statistics import MIN_STEPS, estimate, side
@@ -58,7 +59,6 @@ from aorta.why.causes.text import (
     seen_text,
     title,
 )
-from aorta.why.causes.whatifs import whatifs_of
 
 MOST_SHOWN = 5
 OF_KERNELS = ("compute", "imbalance")
@@ -102,6 +102,8 @@ BY_IDLE_TIME: tuple[CauseKind, ...] = (
 NEED_A_LINE = ("asleep", "slow_steps")
 """Pauses in no line of the program, though its stacks were sampled, are noise of the machine, torch's
 other threads that lack cores, longer batches, or data that the model gathers for several steps."""
+TRACE_FOLDER = "torch_profiler"
+"""Of a run's traces."""
 IN_FORCE = re.compile(r"in force($|:)")
 """In a remedy of which the best part is set already."""
 LEFT_IN_FORCE = 0.25
@@ -120,8 +122,18 @@ def causes_of(dataset: Dataset, path: str = "", *, replays: bool = True) -> Caus
         title=title(dataset),
         empty_text=nothing_text(dataset, found),
         notes=notes(found, run),
-        whatifs=whatifs_of(dataset) if replays else None,
+        whatifs=_whatifs(dataset) if replays else None,
     )
+
+
+def _whatifs(dataset: Dataset) -> WhatIfs | None:
+    run = dataset.first
+    traces = run.path if run.source == "kineto" else Path(run.path, TRACE_FOLDER)
+    if run.source != "kineto" and not traces.is_dir():
+        return None
+    from aorta.why.causes.whatifs import whatifs_of  # runs without traces need no replay
+
+    return whatifs_of(dataset, traces)
 
 
 def late_rank(judged: Run) -> LateRank | None:

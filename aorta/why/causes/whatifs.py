@@ -20,20 +20,15 @@ LEAST_PART = 0.02
 """Of the critical path, from which on a part suggests a change."""
 MOST_BYTES = 64 << 20
 """Of trace files: more take longer to replay than a report should take."""
-TRACE_FOLDER = "torch_profiler"
 APART_NS = 5_000_000_000
 """How far a trace of the run may lie outside of its steps."""
 
 
-def whatifs_of(dataset: Dataset) -> WhatIfs | None:
-    """Of the dataset's first run, from its traces; None where it has none."""
+def whatifs_of(dataset: Dataset, traces: Path) -> WhatIfs:
+    """Of the dataset's first run, from its traces."""
     run = dataset.first
-    path = Path(run.path)
     is_traces = run.source == "kineto"
-    traces = path if is_traces else path / TRACE_FOLDER
-    if not is_traces and not traces.is_dir():
-        return None
-    command = f"aorta why {path} --if CHANGE"
+    command = f"aorta why {run.path} --if CHANGE"
     try:
         num_bytes = size_bytes(traces)
         if num_bytes > MOST_BYTES:

@@ -9,7 +9,8 @@ from click.testing import CliRunner
 from aorta.account.judge.trace_changes import certainty, trace_changes
 from aorta.cli import main
 from aorta.traces.inventory import rank_inventory
-from aorta.traces.sources import Reading, open_source
+from aorta.traces.sources import open_source
+from aorta.traces.steps import Reading
 from tests.traces.kineto_events import kernel, launch, mark
 
 STEP_US = 1000

@@ -15,7 +15,7 @@ from aorta.records.schema import KernelNames, KernelSums
 from aorta.records.writer import write_json
 from aorta.timeline.types import Kind
 from aorta.traces.classify import COMM_RULES, CommRule
-from aorta.traces.sources import Reading
+from aorta.traces.steps import Reading
 from tests.larger_data import FOLDER, needs_data
 from tests.records.run_folders import run_record, step_record, step_timeline, write_run
 from tests.traces.kineto_events import kernel, launch, mark

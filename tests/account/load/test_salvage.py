@@ -13,7 +13,7 @@ from aorta.records.reader import read_run, read_steps
 from aorta.records.schema import AttemptRecord, Ending
 from aorta.records.state import ProcessState, StateFile, Tally
 from aorta.records.writer import LineWriter, RunFolder, write_json
-from aorta.traces.sources import Reading
+from aorta.traces.steps import Reading
 from tests.records.run_folders import run_record
 
 EXAMPLE = Path(__file__).parents[3] / "docs" / "example" / "ddp"

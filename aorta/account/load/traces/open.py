@@ -38,8 +38,8 @@ from aorta.timeline.waits import RankView, exposed_waiting, match_ranks
 from aorta.traces.inventory import rank_inventory
 from aorta.traces.model import NS_PER_MS
 from aorta.traces.quality import verdict_of_ranks
-from aorta.traces.sources import Reading, Source, map_ranks, open_source
-from aorta.traces.steps import StepRule
+from aorta.traces.sources import Source, map_ranks, open_source
+from aorta.traces.steps import Reading, StepRule
 
 EARLIEST_UNIX_NS = 10**18
 """September 2001: earlier times are of a clock that began with the machine or the trace."""

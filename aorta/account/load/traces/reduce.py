@@ -22,7 +22,8 @@ from aorta.timeline.types import Kind, Total
 from aorta.traces.classify import kernel_class
 from aorta.traces.model import rank_calls
 from aorta.traces.quality import Finding, RankFacts, facts, truncated, verdict
-from aorta.traces.sources import Reading, Source, map_ranks
+from aorta.traces.sources import Source, map_ranks
+from aorta.traces.steps import Reading
 
 
 @dataclass(slots=True)
