@@ -22,6 +22,7 @@ CauseKind = Literal[
     "memory",  # the allocator had to free its cache, or memory is near its limit
     "wide_dtype",  # collectives move wider elements than the parameters have
     "small_messages",  # collectives so small that their latency is most of their time
+    "small_units",  # units of FSDP, each of which costs the host and the network more than its bytes do
     "no_prefetch",  # gathers start after the compute that could have hidden them
     "imbalance",  # ranks have different amounts of work
     "optimizer",  # time after backward that the optimizer takes on the host

@@ -17,7 +17,7 @@ from contextlib import suppress
 from time import monotonic_ns
 from typing import Any
 
-from aorta.attach.program import FSDP_MODULE, ProgramNotes
+from aorta.attach.program import FSDP1_MODULE, FSDP_MODULE, ProgramNotes
 from aorta.attach.settings import LAUNCHER, AttachSettings, read_settings, say
 
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
@@ -163,6 +163,9 @@ class Attachment:
             self._watch_launcher(module)
         elif name == FSDP_MODULE:
             self._call_after(module.FSDPParamGroup, "__init__", lambda args: self._made("unit", args[0]))
+        elif name == FSDP1_MODULE:
+            wrapper = module.FullyShardedDataParallel
+            self._call_after(wrapper, "__init__", lambda args: self._made("flat_unit", args[0]))
         if self.pending_targets:
             self._look_for_target(name)
 

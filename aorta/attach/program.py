@@ -21,6 +21,7 @@ MOST_FILES = 64
 """That are read for a line, within a step."""
 SIBLINGS = "/sys/devices/system/cpu/cpu{}/topology/thread_siblings_list"
 FSDP_MODULE = "torch.distributed.fsdp._fully_shard._fsdp_param_group"
+FSDP1_MODULE = "torch.distributed.fsdp.fully_sharded_data_parallel"
 LOADER_ARGUMENTS = ("num_workers", "batch_size", "pin_memory", "persistent_workers", "prefetch_factor")
 OPTIMIZER_ARGUMENTS = ("foreach", "fused", "capturable")
 DDP_ARGUMENTS = (
@@ -85,6 +86,22 @@ class ProgramNotes:
             "reduce_dtype": _text(getattr(policy, "reduce_dtype", None)),
             "param_dtype": _text(getattr(policy, "param_dtype", None)),
             **_sizes(parameters),
+        }
+        self._kept(self._units, described)
+
+    def flat_unit_made(self, wrapper: Any) -> None:
+        """A unit of FullyShardedDataParallel; a wrapper around others alone is none."""
+        handle = getattr(wrapper, "_handle", None)
+        if handle is None:
+            return
+        policy = wrapper.mixed_precision
+        described = {
+            "kind": type(wrapper).__name__,
+            "sharding_strategy": getattr(wrapper.sharding_strategy, "name", None),
+            "reduce_dtype": _text(getattr(policy, "reduce_dtype", None)),
+            "param_dtype": _text(getattr(policy, "param_dtype", None)),
+            **_sizes([handle.flat_param]),
+            "num_parameters": len(handle.flat_param._param_infos),
         }
         self._kept(self._units, described)
 

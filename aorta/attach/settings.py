@@ -25,6 +25,7 @@ WATCHED = (
     "torch.distributed.distributed_c10d",
     "torch.distributed.optim.optimizer",
     "torch.distributed.fsdp._fully_shard._fsdp_param_group",
+    "torch.distributed.fsdp.fully_sharded_data_parallel",
     LAUNCHER,
 )
 """Modules after whose import sitecustomize calls aorta.attach.hooks.imported."""

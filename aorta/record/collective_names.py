@@ -1,9 +1,9 @@
 """Names of collectives: the fully_shard unit, DDP bucket, module or optimizer that each one is for.
 
-ModuleNames is installed by the recorder. fully_shard's units say themselves what they gather; DDP's buckets
-are assigned by their order, calls within Optimizer.step by their time. For the rest CallOrigins looks, in a
-few steps, which module's frames or autograd nodes a call comes from, and LearnedNames gives these names to
-the same sequence of calls in the other steps, which pay nothing for it.
+ModuleNames is installed by the recorder. Units of fully_shard and of FullyShardedDataParallel say themselves
+what they gather; DDP's buckets are assigned by their order, calls within Optimizer.step by their time. For
+the rest CallOrigins looks, in a few steps, which module's frames or autograd nodes a call comes from, and
+LearnedNames gives these names to the same sequence of calls in the other steps, which pay nothing for it.
 """
 
 import sys
@@ -12,10 +12,11 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from itertools import groupby
 from operator import attrgetter
+from os.path import commonprefix
 from threading import get_ident
 from types import CodeType, FrameType
 from typing import Any
-from weakref import ReferenceType, ref
+from weakref import ReferenceType, WeakKeyDictionary, ref
 
 import torch
 from torch.nn import Module
@@ -26,6 +27,7 @@ from aorta.record.journal import Journal
 from aorta.steps.notes import CollectiveCall, Group, RecordedStep
 
 FSDP_MODULE = "torch.distributed.fsdp._fully_shard._fsdp_param_group"
+FSDP1_MODULE = "torch.distributed.fsdp._runtime_utils"
 DDP_MODULE = "torch.nn.parallel.distributed"
 ROOT = "root"
 """Name of the unit that is the whole model: what no other unit holds."""
@@ -75,6 +77,8 @@ class ModuleNames:
         self._journal = journal
         self._units: ReplacedMethods | None = None
         """Replaced methods of fully_shard's units; None while the program has not imported it."""
+        self._flat_units: ReplacedMethods | None = None
+        """Replaced functions of FullyShardedDataParallel; None as above."""
         self._replicas: ReplacedMethods | None = None
         """Replaced methods of DDP; None while the program has not imported it."""
         self._replica: ReferenceType[Any] | None = None
@@ -101,15 +105,17 @@ class ModuleNames:
     def uninstall(self) -> None:
         self._installed = False
         self.leave_step()
-        for methods in (self._units, self._replicas):
+        for methods in (self._units, self._flat_units, self._replicas):
             if methods is not None:
                 methods.restore()
-        self._units = self._replicas = None
+        self._units = self._flat_units = self._replicas = None
 
     def _watch_imported(self) -> None:
-        """Replace methods of fully_shard and DDP that the program has imported by now."""
+        """Replace methods of fully_shard, FSDP and DDP that the program has imported by now."""
         if self._units is None and FSDP_MODULE in sys.modules:
             self._units = self._watch_units(sys.modules[FSDP_MODULE])
+        if self._flat_units is None and FSDP1_MODULE in sys.modules:
+            self._flat_units = self._watch_flat_units(sys.modules[FSDP1_MODULE])
         if self._replicas is None and DDP_MODULE in sys.modules:
             self._replicas = self._watch_replicas(sys.modules[DDP_MODULE])
 
@@ -190,6 +196,31 @@ class ModuleNames:
                 methods.replace(name, within_unit)
         return methods
 
+    def _watch_flat_units(self, module: Any) -> ReplacedMethods:
+        """The same of FullyShardedDataParallel, whose units are named by what their flat parameters hold."""
+        methods = ReplacedMethods(module)
+        journal = self._journal
+        names: WeakKeyDictionary[Any, str] = WeakKeyDictionary()
+
+        def within_unit(original: Callable[..., Any]) -> Callable[..., Any]:
+            def call(state: Any, handle: Any, *args: Any, **named: Any) -> Any:
+                outer_module = journal.module
+                with suppress(Exception):  # of a version of torch that keeps its names elsewhere
+                    if handle is not None and handle not in names:
+                        names[handle] = _name_of_flat(state, handle)
+                    journal.module = names.get(handle)
+                try:
+                    return original(state, handle, *args, **named)
+                finally:
+                    journal.module = outer_module
+
+            return call
+
+        for name in ("_unshard", "_reduce_grad"):
+            if name in vars(module):
+                methods.replace(name, within_unit)
+        return methods
+
     def _watch_replicas(self, module: Any) -> ReplacedMethods:
         """Notice which DistributedDataParallel runs: its reducer, in C++, does not say what it reduces."""
         methods = ReplacedMethods(module.DistributedDataParallel)
@@ -230,6 +261,14 @@ class ModuleNames:
         if names and len(calls) % len(names) == 0:  # once per backward pass that reduces
             for place, call in enumerate(calls):
                 call.module = names[place % len(names)]
+
+
+def _name_of_flat(state: Any, handle: Any) -> str:
+    """The innermost module that holds all parameters of a unit of FullyShardedDataParallel."""
+    flat, names_of = handle.flat_param, state._exec_order_data.param_to_fqn
+    parameters = [flat] if flat in names_of else flat._params  # the originals, where they are in use
+    owners = [name.split(".")[:-1] for parameter in parameters for name in names_of[parameter]]
+    return ".".join(commonprefix(owners)) or ROOT
 
 
 def _name_updates(step: RecordedStep) -> None:

@@ -50,6 +50,26 @@ def test_what_is_made_again_and_again_is_one_description(notes):
     assert optimizer["bytes_of_dtypes"] == {"float32": 16}
 
 
+def test_a_unit_of_fsdp_tells_how_it_is_sharded_and_what_it_holds(notes):
+    flat = torch.zeros(24)
+    flat._param_infos = ("weight", "bias")
+    wrapper = SimpleNamespace(
+        _handle=SimpleNamespace(flat_param=flat),
+        mixed_precision=SimpleNamespace(param_dtype=torch.bfloat16, reduce_dtype=None),
+        sharding_strategy=SimpleNamespace(name="FULL_SHARD"),
+    )
+    notes.flat_unit_made(wrapper)
+    site = here(-1)
+    notes.flat_unit_made(SimpleNamespace(_handle=None))  # around others
+    (row,) = notes.described()["units"]
+    assert (row["sharding_strategy"], row["param_dtype"], row["reduce_dtype"]) == (
+        "FULL_SHARD",
+        "bfloat16",
+        None,
+    )
+    assert (row["num_parameters"], row["parameter_bytes"], row["site"]) == (2, 96, site)
+
+
 def test_a_replica_tells_its_buckets_and_buffers(notes):
     wrapper = SimpleNamespace(
         module=torch.nn.BatchNorm1d(4), bucket_bytes_cap=1 << 20, broadcast_buffers=True, static_graph=False

@@ -57,6 +57,8 @@ WITHOUT_PROGRAM = {
     ("late_rank", "move layers"): "needs a pipeline of several stages",
     ("memory", "PYTORCH_CUDA_ALLOC_CONF"): "at the limit of a device: benchmarks/plants/memory.py",
     ("memory", "leave torch.cuda.empty_cache()"): OF_NO_LINE,
+    ("no_prefetch", "FullyShardedDataParallel(sharding"): "of fully_shard: `reshard`",
+    ("no_prefetch", "FullyShardedDataParallel(forward"): "needs GPUs: nothing overlaps on a CPU",
     ("launch_bound", "larger micro-batches"): "what `gpu_small_kernels` is told where it goes on to be short",
     ("launch_bound", "replay the forward pass"): OF_SERVERS,
     ("no_prefetch", "issue the gather"): "needs GPUs: nothing overlaps on a CPU",
@@ -80,6 +82,9 @@ WITHOUT_PROGRAM = {
     ("small_messages", "join tensors to buckets"): "what `by_hand` is told, of calls that are not waited for",
     ("small_messages", "leave these calls out"): "`by_hand`, of a program that has DDP as well",
     ("small_messages", "{layer} gathers"): "needs GPUs: SyncBatchNorm is not for a CPU",
+    ("small_messages", "fully_shard whole"): "of runs that nobody watched; else `units_of_layers`",
+    ("small_units", "several of them in one unit"): "of FullyShardedDataParallel what `units` is told",
+    ("small_units", "fewer, larger units"): "where nobody saw in which line",
     ("synchronisation", "prepare the next batch"): OF_SERVERS,
     ("transfer", "a one-shot or fused"): OF_SERVERS,
     ("transfer", "a smaller last bucket"): "needs GPUs; on a CPU: `gradients`",
@@ -87,6 +92,7 @@ WITHOUT_PROGRAM = {
     ("transfer", "async_op=True"): "needs GPUs: nothing overlaps on a CPU",
     ("transfer", "issue it with async_op=True"): "needs GPUs: nothing overlaps on a CPU",
     ("transfer", "mp_policy with"): "needs GPUs: gloo reduces bfloat16 on the CPU",
+    ("transfer", "sharding_strategy="): "of fully_shard: `reshard`",
     ("transfer", "send tokens"): "needs a mixture of experts",
     ("wide_dtype", "MixedPrecisionPolicy("): "needs GPUs: gloo reduces bfloat16 on the CPU",
 }
@@ -96,7 +102,9 @@ WITHOUT_PROGRAM = {
 def printed(text, name, who):
     """A remedy as it might be printed of a program."""
     facts = {field: "1" for _, field, *_ in string.Formatter().parse(text) if field}
-    facts |= dict.fromkeys(("loader_site", "ddp_site", "optimizer_site", "asked_at"), f"{name}.py:7")
+    facts |= dict.fromkeys(
+        ("loader_site", "ddp_site", "optimizer_site", "units_site", "asked_at"), f"{name}.py:7"
+    )
     return text.format_map(
         facts
         | {

@@ -253,6 +253,25 @@ def test_collectives_of_fully_shard_name_their_unit_and_phase(two_ranks, tmp_pat
 
 
 @pytest.mark.heavy
+@pytest.mark.parametrize("use_orig_params", [False, True])
+def test_collectives_of_fsdp_name_their_unit_too(two_ranks, tmp_path, use_orig_params):
+    from torch.distributed.fsdp import FullyShardedDataParallel
+
+    cpu = {"device_id": torch.device("cpu"), "use_orig_params": use_orig_params}
+    inner = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.ReLU(), torch.nn.Linear(8, 8))
+    inner[2] = FullyShardedDataParallel(inner[2], **cpu)
+    model = FullyShardedDataParallel(torch.nn.Sequential(inner, torch.nn.Linear(8, 8)), **cpu)
+    with aorta.instrument(tmp_path) as recorder:
+        for _ in range(2):
+            with recorder.step():
+                model(torch.ones(2, 8)).sum().backward()
+    record = lines(tmp_path)[1]
+    named = {(call.op, record.module_of(call), call.phase) for call in record.collectives}
+    assert {("all_gather", "0.2", "forward"), ("reduce_scatter", "0.2", "backward")} <= named
+    assert ("all_gather", "root", "forward") in named
+
+
+@pytest.mark.heavy
 def test_collectives_of_ddp_name_their_bucket(one_rank, tmp_path):
     model = torch.nn.Sequential(*(torch.nn.Linear(64, 64) for _ in range(4)))
     replica = DistributedDataParallel(model, bucket_cap_mb=0.02)

@@ -14,6 +14,7 @@ from aorta.account.model import Run
 from aorta.records.stacks import StackFrame, StackPhase
 from aorta.why.causes.finding import CauseFinding
 from aorta.why.causes.losses.program_code import of_group
+from aorta.why.causes.program import program_of
 
 FEWEST = 3
 """Samples that show a loss."""
@@ -51,6 +52,9 @@ def line_of(finding: CauseFinding, judged: Run) -> CodeLine | None:
     at, op = finding.facts.get("at"), finding.facts.get("op")
     if isinstance(at, StackFrame):
         return _line_without_samples(at.file, at.line, at.function, at.text)
+    if finding.kind == "small_units" and (made_at := program_of(judged.record)[1].get("units_site")):
+        file, _, number = made_at.rpartition(":")
+        return _line_without_samples(file, int(number), "", made_at)
     if {finding.kind, op, finding.facts.get("origin")} & NO_LINE or (
         op not in (None, "loss") and finding.kind == "compute"
     ):

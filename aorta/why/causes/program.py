@@ -39,7 +39,7 @@ PROGRAM = (
 """workers_0: the training loop's DataLoader has none; workers_new: it has some, which start anew in short
 epochs. buckets_small: DDP's are set below its default. no_buffers: the model has none that DDP could send.
 bucket_view: gradient_as_bucket_view is set. blocks: units of fully_shard hold several weights.
-resharded_not: reshard_after_forward=False is in force. foreach_off, fused: of the optimizer with most
+resharded_not: no unit is resharded behind its forward pass. foreach_off, fused: of the optimizer with most
 parameters. optimizer_of_another: it is none of torch.optim. never_fused: it has no such form. unfused: all
 are of UNFUSED. anomaly: autograd's anomaly detection is on. no_core: workers of a loader would take cores
 from training. short_batch: a worker would take as long to hand a batch over as the step waits for it.
@@ -48,7 +48,7 @@ model as CUDA graphs. own_crowd: a process has more threads of torch and loader 
 OFFERS = {
     "fused": r"\bfused(?:=True| optimizer)",
     "bucket_view": r"\bgradient_as_bucket_view=True",
-    "resharded_not": r"\breshard_after_forward=False",
+    "resharded_not": r"\b(?:reshard_after_forward=False|SHARD_GRAD_OP)",
     "no_buffers": r"\bbroadcast_buffers=False",
     "compile": r"\btorch\.compile\(model\)",
     "cuda_graphs": r"\bmode='reduce-overhead'",
@@ -76,6 +76,8 @@ CROWDED = 0.1
 """Part of the step in which others have the cores, from which on no core is free."""
 USUAL_BUCKET_MB = 25.0
 WEIGHTS_OF_A_BLOCK = 4
+FSDP1 = "FullyShardedDataParallel"
+RESHARDED = ("FULL_SHARD", "HYBRID_SHARD")
 FLOATS = {"bfloat16": 2, "float16": 2, "float32": 4, "float64": 8}
 """Bytes of an element."""
 WIDE_PART = 0.1
@@ -144,11 +146,7 @@ def program_of(run: RunRecord | None) -> tuple[frozenset[str], dict[str, str]]:
         _ddp(wrapper, names, facts)
     units = _rows(program.get("units"))
     if units:
-        names.add("fsdp2")
-        largest = max(_number(row, "num_parameters") for row in units)
-        names |= {"blocks"} if largest >= WEIGHTS_OF_A_BLOCK else set()
-        names |= set() if any(row.get("reshard_after_forward") for row in units) else {"resharded_not"}
-        facts["units"] = str(int(sum(_number(row, "times") for row in units)))
+        _units(units, names, facts)
     optimizer = _largest(program.get("optimizers"), "parameter_bytes")
     if optimizer is not None:
         names |= {"fused"} if optimizer.get("fused") else set()
@@ -171,6 +169,11 @@ def program_of(run: RunRecord | None) -> tuple[frozenset[str], dict[str, str]]:
     if isinstance(modes, Mapping) and modes.get("cuda_graphs"):
         names.add("cuda_graphs")
     return frozenset(names), facts
+
+
+def num_units(run: RunRecord | None) -> int:
+    """Of FSDP, that the program has made; 0 where nobody watched."""
+    return int(sum(_number(row, "times") for row in _rows(noted_program(run).get("units"))))
 
 
 def num_parameters(run: RunRecord | None) -> int:
@@ -241,6 +244,17 @@ def _loader(loader: Mapping[str, Any], names: set[str], facts: dict[str, str]) -
     facts |= _site("loader", loader) | {"num_workers": str(num_workers)}
 
 
+def _units(units: Sequence[Mapping[str, Any]], names: set[str], facts: dict[str, str]) -> None:
+    most = max(units, key=lambda row: _number(row, "times"))  # the root is another
+    names |= {"blocks"} if _number(most, "num_parameters") >= WEIGHTS_OF_A_BLOCK else set()
+    facts |= _site("units", most) | {"wrapper": str(most.get("kind"))}
+    names.add("fsdp1" if most.get("kind") == FSDP1 else "fsdp2")
+    is_resharded = any(
+        row.get("reshard_after_forward") or row.get("sharding_strategy") in RESHARDED for row in units
+    )
+    names |= set() if is_resharded else {"resharded_not"}
+
+
 def _ddp(wrapper: Mapping[str, Any], names: set[str], facts: dict[str, str]) -> None:
     cap = _number(wrapper, "bucket_cap_mb")
     names |= {"buckets_small"} if 0 < cap < USUAL_BUCKET_MB else set()
@@ -278,7 +292,7 @@ def _number(row: Mapping[str, Any], name: str) -> float:
 
 
 LIBRARIES = (
-    *("fsdp2", "ddp", "tp", "nccl", "rccl", "gloo", "dataloader", "compile", "moe", "pipeline"),
+    *("fsdp2", "fsdp1", "ddp", "tp", "nccl", "rccl", "gloo", "dataloader", "compile", "moe", "pipeline"),
     *("inference", "any"),
 )
 COMPILED = re.compile(r"triton_(poi|red|per|tem|for)_")
@@ -295,7 +309,7 @@ def stack_of(run: Run) -> frozenset[str]:
     ops = {name.partition(".")[2] for name in run.metrics if name.startswith("count.")}
     if any(name.startswith(("bucket ", "DistributedDataParallel")) for name in modules):
         names.add("ddp")
-    elif {"all_gather", "reduce_scatter"} <= ops:
+    elif {"all_gather", "reduce_scatter"} <= ops and "fsdp1" not in program_of(record)[0]:
         names.add("fsdp2")
     if run.source in TRACE_SOURCES and run.host_parts and not _trains(run):
         names.add("inference")

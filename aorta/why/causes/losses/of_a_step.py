@@ -33,7 +33,8 @@ from aorta.why.causes.losses.program_code import (
 )
 from aorta.why.causes.losses.slow_steps import slow_steps
 from aorta.why.causes.losses.telemetry import clocks, given_back, memory_limit, retries
-from aorta.why.causes.losses.transfer import exposure, small_calls, transfer
+from aorta.why.causes.losses.transfer import Exposure, exposure, small_calls, transfer
+from aorta.why.causes.losses.units import on_host
 from aorta.why.causes.losses.waiting import (
     ASLEEP,
     CELLS_OF_PART,
@@ -45,7 +46,7 @@ from aorta.why.causes.losses.waiting import (
     uneven_batches,
     waiting,
 )
-from aorta.why.causes.program import blocks_launches
+from aorta.why.causes.program import blocks_launches, program_of
 
 MIN_OTHER_STEPS = 3
 WORTH_SAYING = 0.1
@@ -92,11 +93,13 @@ def findings(judged: Run, account: Account, slow: Occasions | None = None) -> li
     judged: the steps of the account. slow: those of them that are slow by the length of all steps.
     """
     details = exposure(judged)
-    launching_ms = 0.0 if details is None or not small_calls(judged) else details.small_launch_ms
+    launching_ms = 0.0 if details is None or not small_calls(judged, details) else details.small_launch_ms
     parts = parts_of(judged, account, launching_ms)
     step_ms = parts.step_ms.mean(axis=0)
     exposed = account.exposed
     losses: list[CauseFinding] = []
+    if details is not None and details.units is not None:
+        losses += on_host(details.units, details.unit_launch_ms, judged, account)
     if exposed is not None:
         losses += uneven_batches(judged, parts, exposed)
         # The clock has all of its loss below.
@@ -125,7 +128,8 @@ def findings(judged: Run, account: Account, slow: Occasions | None = None) -> li
             finding.facts |= _copied(judged, finding.mean_ms)
         finding.slow_steps = slow if finding.kind in SEEN else None
     losses = _whole_steps(losses, step_ms, account.global_step)
-    losses = _one_of_small_messages(judged, losses)
+    losses = _one_of_small_messages(judged, losses, details)
+    losses = _one_of_small_units(judged, losses, details)
     losses = _one_of_a_program(judged, losses)
     losses = _one_of_a_line(judged, losses)
     losses += clocks(judged, parts)
@@ -346,10 +350,38 @@ def _words(name: str, parts: Parts, part_ms: float) -> dict[str, object]:
     return facts
 
 
-def _one_of_small_messages(judged: Run, losses: list[CauseFinding]) -> list[CauseFinding]:
+def _one_of_small_units(
+    judged: Run, losses: list[CauseFinding], details: Exposure | None
+) -> list[CauseFinding]:
+    """Their gathers, their reductions, and what they cost the host: one remedy."""
+    small = [finding for finding in losses if finding.kind == "small_units"]
+    units = None if details is None else details.units
+    if not small or units is None:
+        return losses
+    ms = np.sum([finding.ms for finding in small], axis=0)
+    host_ms = sum(finding.mean_ms for finding in small if "host_ms" in finding.facts)
+    facts = {
+        "count": float(units.num),
+        "bytes": units.bytes,
+        "merged": float(units.num_merged),
+        "names": units.name,
+        "op": "blocks" if not units.level and "blocks" in program_of(judged.record)[0] else None,
+        "origin": "level" if units.level else "alike",
+        "level": units.level,
+        "per_unit_ms": float(ms.mean()) / (units.num - units.num_merged),
+        "host_ms": host_ms or None,
+    }
+    gone = {id(finding) for finding in small}
+    merged = CauseFinding("small_units", ms, together(small), facts=facts)
+    return [merged, *(finding for finding in losses if id(finding) not in gone)]
+
+
+def _one_of_small_messages(
+    judged: Run, losses: list[CauseFinding], details: Exposure | None
+) -> list[CauseFinding]:
     """Of the operation with most of them, their time on the device, what launching them costs the host, and
     who waits for that: one remedy. Those of other operations stay apart."""
-    known = small_calls(judged)
+    known = small_calls(judged, details)
     op = known[0]["op"] if known else None
     small = [
         finding

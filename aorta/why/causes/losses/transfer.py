@@ -5,7 +5,7 @@ Which collectives stick out is read from a few steps whose details were kept.
 """
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice, pairwise
 
@@ -25,14 +25,21 @@ from aorta.timeline.types import TRACE_SOURCES
 from aorta.why.causes.code_lines import beside_calls_ms
 from aorta.why.causes.finding import WAIT, CauseFinding, Floats
 from aorta.why.causes.losses.parts import Parts
-from aorta.why.causes.program import FLOATS, bytes_of_optimizers, num_parameters, parameter_dtype
+from aorta.why.causes.losses.units import UNIT_OPS, Units, launch_ms_of_unit, units_of
+from aorta.why.causes.program import (
+    FLOATS,
+    bytes_of_optimizers,
+    num_parameters,
+    num_units,
+    parameter_dtype,
+)
 
 MOVING: dict[tuple[str, ...], float] = {("transfer", "communication"): 1.0}
 DETAILED_STEPS = 24
 SMALL_BYTES = 1 << 20
 """A call below it may be bound by latency."""
-UNIT_OPS = ("all_gather", "reduce_scatter")
-"""Of fully_shard's units."""
+OF_ZERO = "optimizer: ZeroRedundancyOptimizer"
+"""What broadcasts are named for that send updated parameters to the ranks that did not update them."""
 BARRIER = "barrier"
 """The one operation that moves no bytes."""
 LOOKED_AT = 24
@@ -86,6 +93,10 @@ class Exposure:
     """How often an optimizer steps behind a backward pass, in the median step; at least 1."""
     wide: dict[str, "Wide"]
     """By operation, its large calls of a wider dtype than the parameters have."""
+    units: Units | None
+    """Of FSDP, where there are too many."""
+    unit_launch_ms: float
+    """Of the host, for each unit of a step."""
 
 
 @dataclass(slots=True)
@@ -104,7 +115,7 @@ def transfer(judged: Run, parts: Parts, exposed: Exposed, details: Exposure | No
     left = exposed.lost_moving_ms
     if not left.any():
         return
-    small = [*_small_messages(judged, left, details)]
+    small = [*_small_units(judged, left, details), *_small_messages(judged, left, details)]
     # What merging small calls of an operation saves cannot be hidden or waited for a second time.
     taken = {str(finding.facts["op"]): finding.ms for finding in small}
     for finding in (
@@ -255,8 +266,10 @@ def _in_turn(exposed: Exposed) -> Floats:
     return result
 
 
-def small_calls(judged: Run) -> list[dict[str, object]]:
-    """Operations with many small calls in a step, that with most first, and what is known of them."""
+def small_calls(judged: Run, details: Exposure | None) -> list[dict[str, object]]:
+    """Operations with many small calls in a step, that with most first, and what is known of them. Those of
+    too many units are no messages that could be joined otherwise."""
+    of_units = UNIT_OPS if details is not None and details.units is not None else ()
     best = _best_busbw(judged)
     calls_of_op: dict[str, list[tuple[float, float]]] = defaultdict(list)
     for kind in judged.collectives:
@@ -267,6 +280,8 @@ def small_calls(judged: Run) -> list[dict[str, object]]:
             )
     found: list[tuple[float, dict[str, object]]] = []
     for op, kinds in calls_of_op.items():
+        if op in of_units:
+            continue
         small = [
             (count, size) for count, size in kinds if (size > 0 or op == BARRIER) and size <= SMALL_BYTES
         ]
@@ -297,17 +312,13 @@ def _mean_bytes(judged: Run, op: str) -> float:
 def _small_messages(run: Run, exposed: Floats, details: Exposure | None) -> Iterator[CauseFinding]:
     """Calls that take much longer than their bytes would: merged, they would pay the latency once. One
     finding for each operation that has many."""
-    for facts in small_calls(run):
+    for facts in small_calls(run, details):
         op = str(facts["op"])
-        names = [f"{name}.{op}" for name in ("comm_ms", "exposed_ms", "bytes")]
-        if not set(names) <= run.metrics.keys():
+        latency_ms = _latency_ms(run, op, exposed)
+        if latency_ms is None:
             continue
-        comm, bare, size = (positive(run.values(name)).mean(axis=0) for name in names)
-        # The large calls of the operation have their time.
-        ideal_ms = size * busbw_factor(op, _num_ranks(run, op)) / float(facts["best"]) / 1e6  # type: ignore[arg-type]
-        latency_share = np.clip(1 - ideal_ms / np.maximum(comm, 1e-9), 0.0, 1.0)
         merged = float(facts["merged"]) / float(facts["count"])  # type: ignore[arg-type]
-        saved = np.minimum(bare, exposed) * latency_share * (1 - merged)
+        saved = latency_ms * (1 - merged)
         per_call = float(saved.mean()) / float(facts["count"])  # type: ignore[arg-type]
         origin = _origin(run, details, op, of_small=True)
         facts |= {"per_call_ms": per_call, "origin": origin}
@@ -316,6 +327,27 @@ def _small_messages(run: Run, exposed: Floats, details: Exposure | None) -> Iter
             if _are_asynchronous(run, op):
                 facts |= {"waits": False, "moves": "asynchronous calls"}
         yield CauseFinding("small_messages", saved, MOVING, facts=facts)
+
+
+def _small_units(run: Run, exposed: Floats, details: Exposure | None) -> Iterator[CauseFinding]:
+    """The latency of the gathers and of the reductions of units that larger ones would not have."""
+    units = None if details is None else details.units
+    for op in UNIT_OPS:
+        latency_ms = _latency_ms(run, op, exposed)
+        if units is not None and latency_ms is not None:
+            yield CauseFinding("small_units", latency_ms * units.part, MOVING, facts={"op": op})
+
+
+def _latency_ms(run: Run, op: str, exposed: Floats) -> Floats | None:
+    """[step]: what is exposed of an operation beyond what its bytes take."""
+    names = [f"{name}.{op}" for name in ("comm_ms", "exposed_ms", "bytes")]
+    if not set(names) <= run.metrics.keys():
+        return None
+    comm, bare, size = (positive(run.values(name)).mean(axis=0) for name in names)
+    # The large calls of the operation have their time.
+    ideal_ms = size * busbw_factor(op, _num_ranks(run, op)) / _best_busbw(run) / 1e6
+    latency: Floats = np.minimum(bare, exposed) * np.clip(1 - ideal_ms / np.maximum(comm, 1e-9), 0.0, 1.0)
+    return latency
 
 
 def _are_asynchronous(judged: Run, op: str) -> bool:
@@ -464,6 +496,8 @@ def _origin(judged: Run, details: Exposure | None, op: str, of_small: bool = Fal
             continue
         if _is_bucket(module):
             weights["bucket"] += weight
+        elif module == OF_ZERO:
+            weights["zero"] += weight
         else:
             weights["unit" if module and has_units else "program"] += weight
     origin = max(weights, key=lambda origin: weights[origin], default="")
@@ -489,13 +523,20 @@ def exposure(run: Run) -> Exposure | None:
     longest: tuple[float, tuple[int, int, float, float]] | None = None
     of_parameters = parameter_dtype(run.record)
     wide: dict[str, Wide] = {}
+    unit_launch_ms: list[float] = []
     ranks = {run.ranks[0]} if run.source in TRACE_SOURCES else {run.ranks[0], run.ranks[-1]}
+    lines = {}
     for rank in sorted(ranks):
         steps = (record for record in run.records(rank) if record.global_step in detailed_steps)
-        for record in islice(steps, DETAILED_STEPS):
+        lines[rank] = [*islice(steps, DETAILED_STEPS)]
+    units, group = _units(run, lines)
+    for rank, records in lines.items():
+        for record in records:
             bare = exposed_spans(record)
             num += 1
-            launching_ms += _small_launches_ms(record)
+            of_units = [call for call in record.collectives or () if _is_of_unit(record, call, group)]
+            unit_launch_ms.append(launch_ms_of_unit(of_units))
+            launching_ms += _small_launches_ms(record, of_units)
             num_updates.append(_num_updates(record))
             for call in record.collectives or ():
                 entry = by_call[call.op, record.module_of(call), call.group]
@@ -530,7 +571,26 @@ def exposure(run: Run) -> Exposure | None:
         None if longest is None else longest[1],
         max(1, int(np.median(num_updates))),
         wide,
+        units,
+        float(np.median(unit_launch_ms)),
     )
+
+
+def _units(judged: Run, lines: Mapping[int, Sequence[StepRecord]]) -> tuple[Units | None, str | None]:
+    """Units that are too many, and their group, where the program is known to have made as many: what tensor
+    parallel ranks gather has modules, too."""
+    bytes_of: dict[str, dict[str, int]] = defaultdict(dict)
+    for record in (record for records in lines.values() for record in records):
+        for call in record.collectives or ():
+            if call.op == "all_gather" and (name := record.module_of(call)):
+                bytes_of[call.group][name] = call.bytes or 0
+    known = ((group, of) for group, of in bytes_of.items() if len(of) <= num_units(judged.record))
+    group, of_units = max(known, key=lambda entry: len(entry[1]), default=(None, {}))
+    return units_of(of_units), group
+
+
+def _is_of_unit(record: StepRecord, call: CollectiveRecord, group: str | None) -> bool:
+    return call.op in UNIT_OPS and call.group == group and bool(record.module_of(call))
 
 
 def _part_beyond(call: CollectiveRecord, parameter_dtype: str | None) -> float:
@@ -546,14 +606,16 @@ def _num_updates(record: StepRecord) -> int:
     return sum(pair == ("backward", "optimizer") for pair in pairwise(kinds))
 
 
-def _small_launches_ms(record: StepRecord) -> float:
-    """Number of small calls of a step times what one costs the host: a short time between two launches, since
-    the program may do something else in a longer one."""
+def _small_launches_ms(record: StepRecord, but: Sequence[CollectiveRecord]) -> float:
+    """Number of other small calls of a step times what one costs the host: a short time between two launches,
+    since the program may do something else in a longer one."""
+    left_out = {id(call) for call in but}
     launches = np.sort(
         [
             call.launch_ms
             for call in record.collectives or ()
             if call.launch_ms is not None and call.bytes is not None and call.bytes <= SMALL_BYTES
+            if id(call) not in left_out
         ]
     )
     if len(launches) < MANY_CALLS:

@@ -1,6 +1,6 @@
 """
-cause: small_messages|no_prefetch|transfer
-told: give several blocks to one unit|fewer, larger units
+cause: small_units|no_prefetch|transfer
+told: give several of them to one unit|fewer, larger units
 ranks: 2
 """
 

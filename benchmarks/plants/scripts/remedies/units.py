@@ -1,6 +1,6 @@
 """
-cause: small_messages|no_prefetch|transfer
-told: fully_shard whole transformer blocks instead of single layers
+cause: small_units|no_prefetch|transfer
+told: give several of them to one unit at units.py:\d+
 ranks: 2
 """
 

@@ -1,0 +1,27 @@
+"""
+cause: small_units
+told: fully_shard\(module\) of these, not of
+ranks: 2
+"""
+
+import torch
+import torch.distributed as dist
+from measured import batch, network, steps
+from torch.distributed.fsdp import fully_shard
+from torch.nn.functional import cross_entropy
+
+dist.init_process_group("gloo")
+torch.set_num_threads(1)
+model = torch.nn.Sequential(*(network(width=64, layers=3, classes=64) for _ in range(6)))
+units = [layer for block in model for layer in block if isinstance(layer, torch.nn.Linear)]
+# -> units = model
+for unit in units:
+    fully_shard(unit)
+fully_shard(model)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+for _ in steps(60):
+    rows, labels = batch(16, classes=64)
+    optimizer.zero_grad()
+    cross_entropy(model(rows), labels).backward()
+    optimizer.step()
+dist.destroy_process_group()
