@@ -102,6 +102,39 @@ def test_a_wait_behind_which_work_is_queued_is_for_the_late_rank(tmp_path):
     assert any(text.startswith("launches: 10.0 ms a step there") for text in first.evidence)
 
 
+@pytest.mark.parametrize(
+    ("longer_ms", "lead_ms", "grows_ms", "num_kernels", "lost_ms"),
+    [
+        (0.0, 15.0, 0.0, 100, None),
+        (10.0, 15.0, 0.0, 100, 10.0),
+        (4.0, 15.0, 0.0, 100, 4.0),
+        (0.0, 0.0, 5.0, 100, 5.0),
+        (10.0, 90.0, -7.0, 100, 3.0),
+        (0.0, 15.0, 0.0, 2000, 10.0),
+    ],
+    ids=["once ahead", "waits", "waits less", "comes ahead", "falls back", "may be held back by its queue"],
+)
+def test_a_late_rank_costs_what_the_others_hosts_are_faster(
+    tmp_path, longer_ms, lead_ms, grows_ms, num_kernels, lost_ms
+):
+    """Rank 0's device starves for 10 ms and rank 1 waits for it in every step. Rank 1's host takes longer_ms
+    more in a phase in which it may wait, and reaches its update lead_ms earlier, grows_ms more in each step.
+    """
+    judged = judge(load_run(run_of(tmp_path / "run", rank_0_behind(15.0), steps=STEPS), "run"), 1)
+    steps = np.arange(judged.metrics["step_ms"].shape[1])
+    whole = np.full((2, len(steps)), 40.0)
+    logging = np.stack([whole[0] * 0, whole[1] * 0 + longer_ms])
+    until = np.stack([30.0 + lead_ms + grows_ms * steps, 30.0 + 0.0 * steps])
+    hosts = {"host.phase.step": whole, "host.phase.logging": logging, "host.phase.forward": 30.0 - logging}
+    judged = msgspec.structs.replace(
+        judged,
+        host_parts={**judged.host_parts, **hosts, "host.until.update": until},
+        metrics={**judged.metrics, "kernel_count.gemm": np.full_like(whole, num_kernels)},
+    )
+    late = [cause for cause in causes(judged) if cause.kind == "late_rank"]
+    assert [cause.ms for cause in late] == ([] if lost_ms is None else [pytest.approx(lost_ms, rel=0.05)])
+
+
 def test_a_rank_that_waits_computes_no_less_for_it(tmp_path):
     """It computes beside a collective that has begun: both compute 20 ms, and rank 1 launches 8 ms late."""
 

@@ -5,13 +5,13 @@ others do, in the same step, is the reason, the most specific first; each ms of 
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from aorta.account.cause import CauseKind
-from aorta.account.judge.cells import CELLS, EXPOSED_CELLS, Exposed, has_point_to_point
+from aorta.account.judge.cells import CELLS, EXPOSED_CELLS, Exposed, Host, has_point_to_point
 from aorta.account.judge.late import (
     MARKS,
     ONE_RANK,
@@ -20,7 +20,8 @@ from aorta.account.judge.late import (
     late_of_recorded,
     steps_left_out,
 )
-from aorta.account.load.rank.host import CPU, READY
+from aorta.account.load.rank.host import CPU, READY, UNTIL_UPDATE
+from aorta.account.load.rank.phases import PHASES, PREFIX, STEP
 from aorta.account.metrics import WORK
 from aorta.account.model import Run
 from aorta.account.numbers import quantity
@@ -43,6 +44,11 @@ UNLIKE_CORES = 0.25
 other thread: up to 0.18 was seen, for whole runs."""
 UNLIKE_CPU = 0.35
 """The same of CPU time: up to 0.32 was seen, of equal work on two quiet cores."""
+QUEUED = 512
+"""Launches that a host is ahead, from which on the driver may hold it back: half of the 1,024 that its queue
+holds, since events and copies are in it, too."""
+SHRINKS = 0.01
+"""Of a step, by which a lead gets smaller in each, from which on no queue holds the host back."""
 UNEQUAL = 1.1
 """Bytes of a rank's all_to_all over the mean of the ranks."""
 PART_KINDS: tuple[tuple[str, CauseKind], ...] = (
@@ -243,6 +249,10 @@ def _late_rank(judged: Run, parts: Parts, left: Floats) -> Iterator[CauseFinding
         elif (more := _has_more_of(parts, late)) is not None:
             own, text = more
             evidence = [text]
+            if own == "launch" and late.occasions is None and late.ms.mean() > 0:
+                gained_ms = _gained_ms(judged, parts, late.row)
+                part = 1.0 if gained_ms is None else min(gained_ms / float(late.ms.mean()), 1.0)
+                late = replace(late, ms=part * late.ms)
         elif parts.on_device:
             facts["op"] = "unknown"
     else:
@@ -384,6 +394,36 @@ def _has_more_of(parts: Parts, late: Lateness) -> tuple[str, str] | None:
         return None
     there = f"{quantity(mine, 'ms')} {late.when} there"
     return name, f"{CELLS[name].title}: {there}, {quantity(others, 'ms')} on the others"
+
+
+def _gained_ms(judged: Run, parts: Parts, row: int) -> float | None:
+    """By how much the hosts of the others are faster in a step than that of a rank whose device starves.
+
+    A lead that they once had costs their devices a wait in every step, and the step nothing: the hosts may be
+    equally slow. A faster one waits somewhere, so that some phase takes it longer, or its lead grows. None
+    where that is not known; also of a lead so large that the driver's queue may hold a host back, in the
+    phase in which the other one is slow.
+    """
+    host = Host(judged, judged.judged_steps)
+    of_phases = {name: host.part(f"{PREFIX}{name}") for name in PHASES}
+    phases = [part for part in of_phases.values() if part is not None]
+    whole, until = host.part(STEP), host.part(UNTIL_UPDATE)
+    if whole is None or until is None or not phases:
+        return None
+    phases.append(whole - sum(phases))
+    is_known: NDArray[np.bool_] = np.logical_and.reduce(np.isfinite([*phases, until]), axis=(0, 1))
+    follows = is_known[1:] & is_known[:-1] & (np.diff(judged.global_step[judged.judged_steps]) == 1)
+    if is_known.mean() < NEARLY_ALL or not follows.any():
+        return None
+    lead = until[row] - of_the_others(until)[row]
+    grows = float(np.diff(lead)[follows].mean())
+    step_ms = float(parts.step_ms.mean())
+    kernels = [host.metric(name)[row] for name in judged.metrics if name.startswith("kernel_count.")]
+    num_ahead = float(lead[is_known].mean()) / step_ms * float(positive(np.sum(kernels, axis=0)).mean())
+    if not kernels or (num_ahead >= QUEUED and grows > -SHRINKS * step_ms):
+        return None
+    longer = [float((of_the_others(part)[row] - part[row])[is_known].mean()) for part in phases]
+    return max(sum(max(ms, 0.0) for ms in longer) + grows, 0.0)
 
 
 def _starved_rank(judged: Run, parts: Parts, left: Floats) -> Iterator[CauseFinding]:
