@@ -144,13 +144,14 @@ def behind_ms(calls: RecordedCalls, lost_ms: Floats, num_steps: int) -> Floats:
 
 
 def _exposed_of_calls(calls: RecordedCalls, waits: Waits) -> Floats:
-    """Of each matched call what nothing hides, its wait at least."""
+    """Of each call what nothing hides, its wait at least where that is known: of a broadcast it is not."""
     if not len(calls.exposed_ns):
         return waits.wait_ms
     origin = int(calls.exposed_ns.min())
     exposed = union((calls.exposed_ns - origin) / 1e6)
     start, end = (length_before(exposed, (ns - origin) / 1e6) for ns in (calls.start_ns, calls.end_ns))
-    result: Floats = np.maximum(end - start, waits.wait_ms)
+    bare = np.where(np.isnan(calls.duration_ms), np.nan, end - start)
+    result: Floats = np.fmax(bare, waits.wait_ms)
     return result
 
 

@@ -1,13 +1,15 @@
 """Waiting and transfer of the collectives of step records, worked out by hand."""
 
+from types import SimpleNamespace
+
 import msgspec
 import numpy as np
 import pytest
 
 from aorta.account.judge.judged import judge
 from aorta.account.load.open import load_run
-from aorta.account.load.rank.calls import RecordedCalls
-from aorta.account.load.waits import behind_ms
+from aorta.account.load.rank.calls import UNKNOWN_END, RecordedCalls
+from aorta.account.load.waits import _exposed_of_calls, behind_ms
 from aorta.errors import RecordError
 from aorta.page.write import make_report
 from tests.account.load.late_ranks import SIZE, step_of
@@ -218,3 +220,23 @@ def test_what_a_rank_would_be_ahead_by_if_none_were_late():
         exposed_ns=np.zeros((0, 2), dtype=np.int64),
     )
     np.testing.assert_array_equal(behind_ms(calls, wait, 4), [5.0, 6.0, np.nan, np.nan])
+
+
+def test_what_a_call_is_exposed_for_is_known_where_its_waits_are_not():
+    """Broadcasts are not matched: 4 of 5 ms stick out. Of a matched call its wait is exposed, wherever it
+    lies; without its end nothing is known."""
+    nothing = np.zeros(3, dtype=np.int64)
+    calls = RecordedCalls(
+        kinds=[],
+        groups=[],
+        row=nothing.astype(np.int32),
+        kind=nothing,
+        group=nothing,
+        seq=nothing,
+        start_ns=np.array([10, 20, 30]) * 10**6,
+        end_ns=np.array([15 * 10**6, 22 * 10**6, UNKNOWN_END]),
+        lead_ms=np.full(3, 9.0),
+        exposed_ns=np.array([[11, 15], [21, 22]]) * 10**6,
+    )
+    waits = SimpleNamespace(wait_ms=np.array([np.nan, 1.5, np.nan]))
+    np.testing.assert_allclose(_exposed_of_calls(calls, waits), [4.0, 1.5, np.nan])
