@@ -17,6 +17,7 @@ from aorta.timeline.types import Kind, Span
 from aorta.why.causes.finding import CauseFinding
 from aorta.why.causes.losses import of_a_step
 from aorta.why.causes.losses.needless import _tf32_as_fast, needless_work
+from aorta.why.causes.losses.program_code import _computes_by_itself
 from aorta.why.causes.losses.waiting import IN_STEP, in_step
 from aorta.why.causes.rank import Worth, _once, _place, causes_of, found_causes
 from aorta.why.causes.rules import rules
@@ -201,6 +202,28 @@ def test_idle_time_while_the_host_is_in_one_function_is_that_functions(
         assert found[0].ms == pytest.approx(lost_ms, rel=0.05)
         assert found[0].line.text == LINE.text
         assert "on the device" in found[0].change
+
+
+ENGINE = StackFrame("torch", 0, "_engine_run_backward", False)
+LOOP = StackFrame("train.py", 50, "<module>", True)
+FORWARD = StackFrame("train.py", 7, "Block.forward", True)
+OWN_BACKWARD = StackFrame("train.py", 20, "Quantise.backward", True)
+HELPER = StackFrame("train.py", 30, "levels", True)
+
+
+@pytest.mark.parametrize(
+    ("path", "found"),
+    [
+        pytest.param([LOOP, ENGINE, OWN_BACKWARD], OWN_BACKWARD, id="autograd.Function"),
+        pytest.param([LOOP, ENGINE, OWN_BACKWARD, HELPER], OWN_BACKWARD, id="with-what-it-calls"),
+        pytest.param([LOOP, OWN_BACKWARD], None, id="the-loop's-own"),
+        pytest.param([LOOP, ENGINE], None, id="the-loop"),
+        pytest.param([LOOP, FORWARD, HELPER], HELPER, id="in-a-forward-pass"),
+        pytest.param([LOOP, ENGINE, FORWARD], None, id="the-model-computed-again"),
+    ],
+)
+def test_what_computes_by_itself_within_the_passes(path, found):
+    assert _computes_by_itself(path) == found
 
 
 def test_what_a_program_is_made_of_is_a_fact_of_its_account(tmp_path):

@@ -49,8 +49,9 @@ FEWEST = 3
 """Samples that show what is named."""
 ALSO_OF_TENSORS = ("abs", "all", "any", "max", "min", "pow", "round", "sum")
 """Builtin functions of Python that are methods of tensors, too."""
-PASSES = ("forward", "backward", "__call__", "<module>")
-"""Functions that are the model, or the loop."""
+BACKWARD = "backward"
+PASSES = ("forward", "__call__", "<module>")
+"""Functions that are the model, or the loop; so is a backward that no backward pass calls."""
 GIVEN_BACK = ("torch", "empty_cache")
 """Library and function of which the allocator's counters know better what they cost."""
 MANY_WAITS = 4
@@ -285,9 +286,8 @@ def code_in_model(judged: Run) -> tuple[StackFrame, float] | None:
     for one in samples:
         in_pass = one.in_phase("backward") | (one.in_phase("forward", "optimizer") & ~one.leaf_in_torch)
         for row in np.flatnonzero(one.is_judged & in_pass & one.leaf_in("", "numpy")).tolist():
-            own = [frame for frame in one.stacks.path(int(one.rows[row, 5])) if frame.is_program]
-            frame = own[-1] if own else None
-            if frame is None or frame.outer_function.rpartition(".")[2] in PASSES:
+            frame = _computes_by_itself(one.stacks.path(int(one.rows[row, 5])))
+            if frame is None:
                 continue
             function = frame.file, frame.outer_function
             counts[function] += 1
@@ -297,6 +297,23 @@ def code_in_model(judged: Run) -> tuple[StackFrame, float] | None:
         return None
     lines = by_function[largest]
     return max(lines, key=lines.__getitem__), sum(lines.values())
+
+
+def _computes_by_itself(path: list[StackFrame]) -> StackFrame | None:
+    """The line of the program's innermost function, if that is not the model or the loop; of what a backward
+    pass calls (a hook, an autograd.Function) the line in that, which has what it calls."""
+    passes = [
+        place for place, frame in enumerate(path) if frame.file == "torch" and BACKWARD in frame.function
+    ]
+    called = [frame for frame in path[passes[-1] :] if frame.is_program] if passes else []
+    if called and _name(called[0]) not in PASSES:
+        return called[0]
+    own = [frame for frame in path if frame.is_program]
+    return own[-1] if own and _name(own[-1]) not in (BACKWARD, *PASSES) else None
+
+
+def _name(frame: StackFrame) -> str:
+    return frame.outer_function.rpartition(".")[2]
 
 
 def host_is_ahead_of_copies(judged: Run, ms: float) -> bool:
