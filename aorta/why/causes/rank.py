@@ -106,6 +106,8 @@ TRACE_FOLDER = "torch_profiler"
 """Of a run's traces."""
 IN_FORCE = re.compile(r"in force($|:)")
 """In a remedy of which the best part is set already."""
+LEAST_OF_HOST = 0.05
+"""Of a step, by which work of the device must shorten it that is large enough without regard to the host."""
 LEFT_IN_FORCE = 0.25
 """Of the step, that a loss must be for what is left of such a remedy, which changes what is trained."""
 Named = tuple[Cause, dict[str, float]]
@@ -562,6 +564,7 @@ def cause_of(
     share = value.ms / step
     is_vague = value.interval_ms is None and judged.source not in TRACE_SOURCES
     least = _least_share(rule, finding, judged) * (FEW_STEPS_FACTOR if is_vague else 1)
+    least = _least_beside_host(least, finding)
     if finding.kind == "optimizer" and not account.on_device:  # its own time, of what is the program's own
         least *= 1 - account.share("core_taken")
     if share < least or (rule.needs_interval and not value.is_sure(finding.ms, least * step)):
@@ -676,6 +679,14 @@ def _least_share(rule: CauseRule, finding: CauseFinding, judged: Run) -> float:
     if on_cpu and rule.least_share_on_cpu is not None:
         return rule.least_share_on_cpu
     return rule.least_share
+
+
+def _least_beside_host(least: float, finding: CauseFinding) -> float:
+    """Of work of the device of which its host leaves a part, that is named where all of it would be."""
+    device_ms = finding.facts.get("device_ms")
+    if device_ms is None:
+        return least
+    return max(least * finding.mean_ms / device_ms, min(least, LEAST_OF_HOST))
 
 
 def _example_step(finding: CauseFinding, account: Account) -> int | None:

@@ -7,6 +7,7 @@ import pytest
 
 from aorta.why.causes.finding import CauseFinding
 from aorta.why.causes.losses.host_needs import host_needs, within_host_needs
+from aorta.why.causes.rank import _least_beside_host
 
 
 def run(host_ms, step_ms=20.0, waits_ms=0.0):
@@ -36,6 +37,8 @@ MOSTLY_HELD_UP = [12.0] * 3 + [20.0] * 17
         pytest.param(run([19.0] * 20), account(), None, id="always-held-up"),
         pytest.param(run([19.0] * 20), account(launch=0.5), 1.0, id="never-held-up"),
         pytest.param(run([12.0] * 5), account(), None, id="few-steps"),
+        pytest.param(run([20.0, 28.0, 12.0] * 7), account(), None, id="made-up-for-stalls"),
+        pytest.param(run([20.0, 28.0, 12.0, 12.0] * 5), account(), 8.0, id="free-behind-stalls"),
         pytest.param(run(MOSTLY_HELD_UP), account(on_device=False), None, id="of-a-CPU"),
         pytest.param(run([[12.0] * 20, [15.0] * 20]), account(), 5.0, id="the-rank-with-least"),
     ],
@@ -52,3 +55,19 @@ def test_work_of_a_device_saves_no_more_than_the_room_and_might_save_all():
     assert (needless.mean_ms, needless.more_ms) == pytest.approx((8.0, 6.0))
     assert "the host needs 12.0 ms" in needless.evidence[0]
     assert (late.mean_ms, late.more_ms, late.evidence) == (14.0, 0.0, [])
+
+
+@pytest.mark.parametrize(
+    ("least", "device_ms", "kept"),
+    [
+        pytest.param(0.25, None, 0.25, id="no-room-missing"),
+        pytest.param(0.25, 20.0, 0.125, id="half-of-it"),
+        pytest.param(0.25, 200.0, 0.05, id="next-to-nothing"),
+        pytest.param(0.02, 200.0, 0.02, id="small-already"),
+    ],
+)
+def test_work_is_named_from_the_part_that_all_of_it_would_be(least, device_ms, kept):
+    """10 ms of it are left: of 20 ms half as much is asked for, but 5 % of the step."""
+    finding = CauseFinding("compute", np.full(20, 10.0), {("compute",): 1.0})
+    finding.facts |= {} if device_ms is None else {"device_ms": device_ms}
+    assert _least_beside_host(least, finding) == kept
