@@ -68,8 +68,15 @@ class _Candidates(NamedTuple):
     """-1 for a small collective; for others the shortest duration of a member, in ns."""
 
 
-def clock_of(ranks: Sequence[int], calls: Sequence[TimedCalls], groups: Sequence[MatchedGroup]) -> Clock:
-    """The common clock, from the ends of small collectives; where few are small, of the shortest."""
+def clock_of(
+    ranks: Sequence[int],
+    calls: Sequence[TimedCalls],
+    groups: Sequence[MatchedGroup],
+    *,
+    is_one: bool = False,
+) -> Clock:
+    """The common clock, from the ends of small collectives; where few are small, of the shortest. is_one: all
+    times are by one clock, which is left as it is: what ends differ by is what woke whom when."""
     candidates = [_candidates(group, calls) for group in groups]
     if not candidates:
         return align(ranks, np.zeros((0, len(ranks)), np.int64), np.zeros((0, len(ranks)), bool))
@@ -94,7 +101,7 @@ def clock_of(ranks: Sequence[int], calls: Sequence[TimedCalls], groups: Sequence
             is_there = places >= 0
             end_ns[anchors[is_there], member] = calls[member].end_ns[places[is_there]]
             present[anchors, member] = is_there
-    clock = align(ranks, end_ns, present)
+    clock = align(ranks, end_ns, present, is_one=is_one)
     if num_small < min(MIN_ANCHORS, len(rating)):
         return replace(clock, notes=(*clock.notes, FEW_SMALL))
     return clock
@@ -113,7 +120,9 @@ def _candidates(group: MatchedGroup, calls: Sequence[TimedCalls]) -> _Candidates
     return _Candidates(shared, np.where(is_small, -1.0, duration))
 
 
-def align(ranks: Sequence[int], end_ns: NDArray[np.int64], present: NDArray[np.bool_]) -> Clock:
+def align(
+    ranks: Sequence[int], end_ns: NDArray[np.int64], present: NDArray[np.bool_], *, is_one: bool = False
+) -> Clock:
     """The clock from anchors: end_ns[anchor, rank] where present, on each rank's own clock."""
     num_ranks = len(ranks)
     zeros = np.zeros(num_ranks)
@@ -125,7 +134,7 @@ def align(ranks: Sequence[int], end_ns: NDArray[np.int64], present: NDArray[np.b
     reference = int(end_ns[present].min())
     ends = np.where(present, (end_ns - reference).astype(np.float64), np.nan)
     raw = _spread(ends)
-    if raw <= GOOD_ENOUGH_NS:
+    if is_one or raw <= GOOD_ENOUGH_NS:
         return Clock(tuple(ranks), zeros, zeros, reference, raw / 1e3, len(ends))
     notes = []
     tied = np.array(_components(present))

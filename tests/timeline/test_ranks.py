@@ -184,6 +184,16 @@ def test_drift_over_a_long_run():
     assert clock.aligned(1, ends[:, 1]) == pytest.approx(clock.aligned(0, ends[:, 0]), abs=2_000)
 
 
+def test_one_clock_is_left_as_it_is():
+    """Rank 1 is woken 2 ms behind rank 0: of two clocks it would be an offset."""
+    true = np.arange(20, dtype=np.int64) * 5_000_000
+    ends = np.stack((true, true + 2_000_000), axis=1)
+    present = np.ones_like(ends, dtype=bool)
+    assert align([0, 1], ends, present).offset_ns.tolist() == [0, -2_000_000]
+    clock = align([0, 1], ends, present, is_one=True)
+    assert (clock.offset_ns.tolist(), clock.residual_us) == ([0, 0], 2000)
+
+
 def test_clocks_are_tied_through_a_chain_of_groups():
     """0-1 and 1-2 share collectives, 0 and 2 do not; 3 shares none."""
     true = np.arange(40, dtype=np.int64) * 5_000_000

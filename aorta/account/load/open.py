@@ -60,7 +60,7 @@ from aorta.processes import parallel_map, usual_jobs
 from aorta.records.files import STEPS_FILE, files_beside
 from aorta.records.launches import read_notes
 from aorta.records.schema import RunRecord, Source, StepRecord
-from aorta.records.state import read_states
+from aorta.records.state import RankState, read_states
 from aorta.records.table import StepTable
 from aorta.timeline.types import OWN_SOURCES
 
@@ -164,6 +164,7 @@ def _load_records(
         raise ReportError(f"{folder}: nothing is left to read: {notes[-1]}")
     ranks = ranks_of_run(folder, rows.ranks, run, notes, strict)
     files = {rank.rank: rank for rank in ranks}
+    states = read_states(folder)
     loaded = assemble(
         RunFiles(
             folder,
@@ -174,26 +175,27 @@ def _load_records(
             columns=partial(columns_of_rank, files),
             rows=rows,
             matches=num_calls <= MAX_CALLS,
+            on_one_host=_on_one_host(files, states),
         ),
         notes,
     )
     loaded.possible_comm_ms.update(possible_of_records(loaded, partial(kernel_names, paths)))
     if unsure := comm_evidence(loaded).note:
         loaded.notes.append(unsure)
-    states, launch_notes = list(read_states(folder).values()), read_notes(folder)
+    launch_notes = read_notes(folder)
     loaded.notes.extend(missing_beside(ranks, {path.name for path in folder.iterdir()}))
-    are_cut = list(cut(run, states, ranks))
+    are_cut = list(cut(run, states.values(), ranks))
     if are_cut and strict:
         raise ReportError(are_cut[0][0])
     damage += [text for text, _ in are_cut]
     damage_text = damage_line(damage, loaded, ranks, max((num for _, num in are_cut), default=0))
     loaded.story[:] = [
         *([] if damage_text is None else [damage_text]),
-        *story(run, states, ranks, launch_notes),
+        *story(run, states.values(), ranks, launch_notes),
         *shortage_text(folder, run, files, loaded),
     ]
     if run is not None and run.attempts and ranks:
-        loaded.goodput[:] = goodput(ranks[0].path, run, last_ending(run, states, launch_notes))
+        loaded.goodput[:] = goodput(ranks[0].path, run, last_ending(run, states.values(), launch_notes))
         if len(run.attempts) > 1 and loaded.goodput:
             loaded.story.append(goodput_text(loaded.goodput))
     loaded = msgspec.structs.replace(
@@ -205,6 +207,13 @@ def _load_records(
     if loaded.source != "kernels":
         return loaded
     return msgspec.structs.replace(loaded, kernels=partial(kernels_of, files))
+
+
+def _on_one_host(ranks: Iterable[int], states: dict[int, RankState]) -> bool:
+    """Returns True where all ranks say so of the run's only attempt."""
+    processes = [states[rank].process if rank in states else None for rank in ranks]
+    hosts = {process.host if process is not None and not process.attempt else "" for process in processes}
+    return len(hosts) == 1 and "" not in hosts
 
 
 def _forget_calls(ranks: list[RankFile]) -> None:
@@ -301,6 +310,7 @@ class RunFiles:
     """None: those of ranks, which have their columns then."""
     matches: bool = True
     """Ranks are matched by their collectives."""
+    on_one_host: bool = False
 
 
 def assemble(files: RunFiles, notes: list[str]) -> Run:
@@ -370,7 +380,8 @@ def _one_source(files: RunFiles, rows: RankRows, source: Source) -> Run | None:
             not_measured.setdefault(name, reason)
     add_measures(metrics, collectives_kept, files.run, not_measured)
     totals = files.totals or totals_of_ranks(ranks, metrics, num_collectives)
-    matched = _matched(ranks, per_rank, places) if files.matches and is_own else None
+    is_one_clock = source == "host" and files.on_one_host
+    matched = _matched(ranks, per_rank, places, is_one_clock) if files.matches and is_own else None
     if matched is not None:
         notes += matched.notes
         if matched.num_matched:
@@ -407,12 +418,17 @@ def _one_source(files: RunFiles, rows: RankRows, source: Source) -> Run | None:
 
 
 def _matched(
-    ranks: list[int], per_rank: Sequence[RankSteps], places: Sequence[NDArray[np.intp]]
+    ranks: list[int],
+    per_rank: Sequence[RankSteps],
+    places: Sequence[NDArray[np.intp]],
+    is_one_clock: bool,
 ) -> MatchedRanks | None:
     """None where there is one rank alone, or the calls of some rank are not known."""
     calls = [of_rank.calls_in(place) for of_rank, place in zip(per_rank, places, strict=True)]
     known = [of_rank for of_rank in calls if of_rank is not None]
-    return match_calls(ranks, known) if len(ranks) > 1 and len(known) == len(ranks) else None
+    if len(ranks) < 2 or len(known) < len(ranks):
+        return None
+    return match_calls(ranks, known, is_one_clock=is_one_clock)
 
 
 def _common_steps(per_rank: list[RankSteps], notes: list[str]) -> NDArray[np.int64]:

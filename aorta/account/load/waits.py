@@ -47,11 +47,12 @@ class MatchedRanks(NamedTuple):
     notes: list[str]
 
 
-def match_calls(ranks: list[int], calls: list[RecordedCalls]) -> MatchedRanks:
-    """Every collective with those of the other ranks of its group, on one clock."""
+def match_calls(ranks: list[int], calls: list[RecordedCalls], *, is_one_clock: bool = False) -> MatchedRanks:
+    """Every collective with those of the other ranks of its group, on one clock, which is_one_clock says that
+    they have."""
     numbered = [_numbered(rank_calls) for rank_calls in calls]
     groups = match_by_number(ranks, numbered)
-    clock = clock_of(ranks, numbered, groups)
+    clock = clock_of(ranks, numbered, groups, is_one=is_one_clock)
     vague = why_vague(clock, numbered, groups)
     waits = split_waits(ranks, numbered, groups if vague is None else (), clock)
     num_between = sum(int(rank_calls.can_wait.sum()) for rank_calls in numbered)
@@ -169,8 +170,8 @@ def _notes(
         apart_ms = float(np.ptp(clock.offset_ns)) / 1e6
         moved = f", after an offset of {number(apart_ms)} ms was corrected" if apart_ms > MOVED_MS else ""
         notes.append(
-            f"{num_groups} collectives were matched across ranks; rank clocks agree within"
-            f" {clock.residual_us:.0f} µs{moved}"
+            f"{num_groups} collectives were matched across ranks, which see their ends within"
+            f" {clock.residual_us:.0f} µs of each other{moved}"
         )
     if last := last_to_arrive(ranks, waits):
         notes.append(last)

@@ -12,6 +12,9 @@ from aorta.account.load.rank.calls import UNKNOWN_END, RecordedCalls
 from aorta.account.load.waits import _exposed_of_calls, behind_ms
 from aorta.errors import RecordError
 from aorta.page.write import make_report
+from aorta.records.files import state_name
+from aorta.records.schema import Ending
+from aorta.records.state import ProcessState, StateFile
 from tests.account.load.late_ranks import SIZE, step_of
 from tests.records.run_folders import run_record, write_run
 
@@ -35,6 +38,29 @@ def test_the_early_rank_waits_and_the_late_one_does_not(tmp_path):
     [row] = judge(run).collective_rows
     assert (row.wait_ms, row.transfer_ms) == pytest.approx((1.5, 2.0))
     assert any(note.startswith("rank 1 arrived last in 12 of 12 collectives") for note in run.notes)
+
+
+@pytest.mark.parametrize(("hosts", "wait_ms"), [(("a", "a"), 3.0), (("a", "b"), 1.0), (("", ""), 1.0)])
+def test_ranks_of_one_host_have_one_clock(tmp_path, hosts, wait_ms):
+    """Rank 1 arrives 3 ms behind rank 0 and is woken 2 ms behind it: an offset only where clocks are two, or
+    nobody knows."""
+    folder = write_run(
+        tmp_path / "run",
+        [
+            msgspec.structs.replace(step_of(rank, i, (5, 8)[rank], (10, 12)[rank]), source="host")
+            for i in range(12)
+            for rank in range(2)
+        ],
+        run_record(2),
+    )
+    for rank, host in enumerate(hosts):
+        state = ProcessState(
+            run_id="one", attempt=0, rank=rank, world_size=2, host=host, pid=1, process_start=None,
+            started_unix_ns=0, written_unix_ns=0, ending=Ending(kind="finished"),
+        )  # fmt: skip
+        StateFile(folder / state_name(rank), 0).write(state)
+    run = load_run(folder, "x")
+    assert run.metrics["wait_ms.all_gather"][:, 3].tolist() == pytest.approx([wait_ms, 0.0])
 
 
 def test_collectives_are_those_of_the_judged_steps(tmp_path):
