@@ -576,9 +576,11 @@ def _sent(step: RecordedStep, telemetry: Telemetry | None = None, **read: Any) -
 
 def _with_phases(step: RecordedStep) -> list[CollectiveCall]:
     """Return the calls of this moment, in each the phase of the step."""
-    calls, phases = list(step.calls), Phases(step)
-    for call in calls:
-        call.phase = phases.of_call(call)
+    calls = list(step.calls)
+    if calls:
+        phases = Phases(step)
+        for call in calls:
+            call.phase = phases.of_call(call)
     return calls
 
 

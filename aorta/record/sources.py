@@ -152,7 +152,7 @@ class Sources:
         """See waits of the host for the device, in steps that are recorded, or see them no more."""
         if not on:
             self.host_watch.leave_waits()
-        elif self.accelerator.is_available():
+        elif self._event_observer is not None:  # there is a device; torch takes long to say
             self.host_watch.watch_waits()
 
     def watch_streams(self, on: bool) -> None:
