@@ -27,7 +27,7 @@ MOSTLY = 0.5
 class _Call:
     module: int
     given: list[Any]
-    """References to tensors."""
+    """Of tensors, as held."""
     key: Any
     """Of its kind, with gradients in the first step."""
     is_quiet: bool
@@ -65,7 +65,7 @@ class NeedlessBatches:
     ) -> None:
         """key: of the kind of call, in the first step. is_quiet: without gradients."""
         given = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
-        call = _Call(id(unwrapped(module)), [ref(one) for one in given], key, is_quiet, line)
+        call = _Call(id(unwrapped(module)), [held(one) for one in given], key, is_quiet, line)
         for other in [*self._calls, *self._before]:
             is_one = other.module == call.module and len(other.given) == len(given) > 0
             if not is_one or not all(map(_is, other.given, given)):
@@ -200,8 +200,19 @@ def unwrapped(module: Module) -> Module:
     return module
 
 
-def _is(held: Any, tensor: torch.Tensor) -> bool:
-    return held() is tensor
+def held(tensor: torch.Tensor) -> Any:
+    """A reference to the tensor, or to what it is a view of, and which view, as often written to: a view goes
+    when its call returns, and is made anew for the next one."""
+    base = tensor._base
+    version = None if tensor.is_inference() else tensor._version
+    if base is None:
+        return ref(tensor), version
+    return ref(base), (tensor.storage_offset(), tensor.shape, tensor.stride(), version)
+
+
+def _is(known: Any, tensor: torch.Tensor) -> bool:
+    place, view = held(tensor)
+    return known[0]() is place() and known[1] == view
 
 
 def _padding(tokens: torch.Tensor) -> torch.Tensor:

@@ -28,7 +28,7 @@ from aorta.attach.flops import (
     _counted,
     copy_without_data,
 )
-from aorta.attach.needless_batches import NeedlessBatches
+from aorta.attach.needless_batches import NeedlessBatches, _is, held
 from aorta.record.census import census
 from aorta.records.schema import LoopKind
 
@@ -569,6 +569,20 @@ def test_a_batch_that_goes_forward_once_more_for_nothing_that_trains(form):
     found = form in ("after", "before") or form.startswith("with") or form.endswith("in the next step")
     assert calls.work.twice == (3 * PRODUCT if found else 0)
     assert not found or calls.work.twice_at.function == "measured"
+
+
+@pytest.mark.parametrize(
+    ("again", "is_one"),
+    [
+        pytest.param(lambda ids: ids[:, :-1], True, id="the-same-view"),
+        pytest.param(lambda ids: ids[:, 1:], False, id="another-view"),
+        pytest.param(lambda ids: ids.add_(1)[:, :-1], False, id="written-to-between"),
+    ],
+)
+def test_views_of_a_batch_are_made_anew_for_each_call(again, is_one):
+    ids = torch.zeros(S, D)
+    first = held(ids[:, :-1])
+    assert _is(first, again(ids)) == is_one
 
 
 def measured(model, x, has_gradients=False):
