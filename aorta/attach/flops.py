@@ -34,6 +34,7 @@ from aorta.attach.needless_batches import MOST_ENTRIES, FrozenModules, NeedlessB
 from aorta.attach.needless_operators import NeedlessOperators, Table
 from aorta.attach.operators_by_line import OperatorsByLine
 from aorta.attach.program import program_frame
+from aorta.attach.without_data import OneType, WithoutData
 from aorta.device.backend import backend_of
 from aorta.records.schema import (
     NO_CALL,
@@ -754,7 +755,15 @@ def _counted(
             one.part_full = float(one.num_full) / one.numel() or 1.0  # nothing but zeros: not filled yet
     try:
         quiet = torch.autograd.set_detect_anomaly(False)  # else it warns of values that a copy has not
-        with quiet, torch.enable_grad(), torch.device("meta"), _without_autocast(watched), watched, counter:
+        with (
+            quiet,
+            torch.enable_grad(),
+            OneType(),
+            torch.device("meta"),
+            _without_autocast(watched),
+            watched,
+            counter,
+        ):
             given = _tensors(model(*args, **named))
             watched.needless.returned(given, taken)
             outputs = [leaf for leaf in given if leaf.requires_grad]
@@ -909,6 +918,7 @@ class _Watched(TorchDispatchMode):
     def __init__(self, needless: NeedlessOperators, by_line: OperatorsByLine) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.needless, self._by_line = needless, by_line
+        self._without_data = WithoutData(needless.stands_for)
         self._num_experts = 0
         self.is_backward = False
         self.num_bytes = 0
@@ -922,6 +932,7 @@ class _Watched(TorchDispatchMode):
             raise NotCountedError("the forward pass uses parameters that its module does not hold")
         if "c10d" in space:
             raise NotCountedError("the model communicates in its forward pass")
+        args, kwargs = self._without_data(args, kwargs or {})
         packet = func._overloadpacket
         if packet not in flop_registry and name != "_grouped_mm":
             if space not in KNOWN:
@@ -934,12 +945,12 @@ class _Watched(TorchDispatchMode):
             self._num_experts = int(args[0].shape[-1])
         if name == "nonzero" and args[0].is_meta:
             return self._nonzero(args[0])
-        result = func(*args, **(kwargs or {}))
+        result = func(*args, **kwargs)
         num_bytes = flops = 0
         given = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
         made = [leaf for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor)]
         if packet in flop_registry:
-            flops = flop_registry[packet](*args, **(kwargs or {}), out_val=result)
+            flops = flop_registry[packet](*args, **kwargs, out_val=result)
         elif not _is_view(func):
             num_bytes = sum(tensor.numel() * tensor.element_size() for tensor in (*given, *made))
             self.num_bytes += num_bytes

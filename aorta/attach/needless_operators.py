@@ -130,6 +130,12 @@ class NeedlessOperators:
         self._functions, self._unchanged = Counter[tuple[str, str]](), Counter[tuple[str, str]]()
         """Bytes of operators, by file and function: of all, and of those that compute from nothing new."""
 
+    def stands_for(self, tensor: torch.Tensor, other: torch.Tensor) -> None:
+        """other has no data, and is what tensor is."""
+        if tensor.untyped_storage()._cdata in self._constant:
+            storage = other.untyped_storage()
+            self._constant[storage._cdata] = storage
+
     def see(
         self,
         func: Any,

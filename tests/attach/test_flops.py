@@ -29,6 +29,7 @@ from aorta.attach.flops import (
     copy_without_data,
 )
 from aorta.attach.needless_batches import NeedlessBatches, _is, held
+from aorta.attach.without_data import WithoutData
 from aorta.record.census import census
 from aorta.records.schema import LoopKind
 
@@ -123,6 +124,43 @@ class ReadsValues(nn.Linear):
 
 
 BESIDE = nn.Linear(4, 4)
+
+
+NOT_HELD = torch.ones(4)
+
+
+class MakesTensors(nn.Linear):
+    """On a device that it knows by name, and in the type that autocast gives elsewhere."""
+
+    def forward(self, x):
+        places = torch.arange(4, device="cpu") + NOT_HELD
+        x = super().forward(x * places)
+        mask = torch.zeros(2, 2, device="cpu", dtype=torch.bfloat16)
+        return F.scaled_dot_product_attention(x, x, x, attn_mask=mask)
+
+
+def test_tensors_that_a_model_makes_with_data_meet_its_copy_without():
+    """A product of 2 by 4 with 4 by 4, and scores and values of attention; the input has no gradient."""
+    assert counted(MakesTensors(4, 4), torch.zeros(2, 4)) == 2 * 2 * 2 * 4 * 4 + 3 * 2 * 2 * 2 * 2 * 4
+
+
+def test_a_device_known_by_name_makes_nothing_there():
+    """A count launches nothing on a GPU; what has data is stood for once, but for a number."""
+    told = []
+    change = WithoutData(lambda tensor, empty: told.append((tensor, empty)))
+    assert change((4,), {"device": "cuda:1", "dtype": None})[1] == {
+        "device": torch.device("meta"),
+        "dtype": None,
+    }
+    assert change((4,), {"device": "cpu"})[1] == {"device": "cpu"}
+    table, empty = torch.zeros(3, 4).T, torch.zeros(4, 3, device="meta")
+    (one, other), _ = change((empty, table), {})
+    assert one is empty
+    assert (other.is_meta, other.shape, other.stride()) == (True, table.shape, table.stride())
+    assert told == [(table, other)]
+    assert change((empty, table), {})[0][1] is other
+    number = torch.tensor(2.0)
+    assert change((empty, number), {})[0][1] is number
 
 
 class UsesAnother(nn.Linear):
