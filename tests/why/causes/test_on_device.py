@@ -11,7 +11,7 @@ from aorta.account.cause import Cause, CodeLine
 from aorta.account.judge.answer import dataset_answer
 from aorta.account.judge.judged import dataset, judge, length_of_left_out
 from aorta.account.load.open import load_run
-from aorta.records.schema import UNLIKE, HostSpan, HostUse, KernelSums, WorkOfStep
+from aorta.records.schema import UNLIKE, HostSpan, HostUse, KernelSums, LineOfWork, OperatorLoop, WorkOfStep
 from aorta.records.stacks import StackFrame
 from aorta.timeline.types import Kind, Span
 from aorta.why.causes.finding import CauseFinding
@@ -188,6 +188,29 @@ def launches(num_small, num_large=50):
 def test_late_launches_are_a_loss_where_small_kernels_explain_them(tmp_path):
     assert named(tmp_path / "many", launches(2000))[0].kind == "launch_bound"
     assert not named(tmp_path / "few", launches(100))
+
+
+@pytest.mark.parametrize(
+    ("in_loop", "kind", "remedy"),
+    [
+        (800, "modules", "make one module"),
+        (800, "recurrence", "do before or behind"),
+        (800, "parts", "work on all at once"),
+        (300, "parts", "torch.compile(model)"),
+    ],
+)
+def test_launches_of_a_loop_have_its_remedy(tmp_path, in_loop, kind, remedy):
+    """Of a step's 1000 operators."""
+    loop = OperatorLoop(
+        kind=kind, at=LINE, first_line=5, last_line=6, iterations=96, operators=100, all_operators=in_loop,
+        flops=0.0, bytes=0.0,
+    )  # fmt: skip
+    numbers = dict.fromkeys(("flops", "bytes", "forward_flops", "forward_bytes", "handed_bytes"), 0.0)
+    work = WorkOfStep(flops=1.0, loop=loop, lines=[LineOfWork(at=LINE, operators=1000, **numbers)])
+    first = named(tmp_path / "run", launches(2000), run=run_record(2, work=work))[0]
+    assert first.kind == "launch_bound"
+    assert first.change.startswith(remedy)
+    assert any("800 of a step's 1,000 operators" in text for text in first.evidence) == (in_loop == 800)
 
 
 @pytest.mark.parametrize(("seen_ms", "lost_ms"), [(20.0, 12.0), (6.0, 6.0), (2.0, None)])

@@ -72,6 +72,8 @@ MOST_OF_STEPS = 0.5
 """Of what slow steps take longer, from which on a loss is their reason."""
 ALIKE_STEPS = 0.8
 """Of the slow steps, that are the same ones."""
+MOST_OF_OPERATORS = 0.5
+"""Of a step, from which on a loop is what its launches are for."""
 MOST_OF_COPIES = 0.5
 """Of the time in which a device only copies, from which on it is said from where and to where."""
 COPIED = {
@@ -213,6 +215,7 @@ def _of_all_ranks(judged: Run, parts: Parts) -> Iterator[CauseFinding]:
                 "host": IN_MODEL if parts.knows_host else NOT_RECORDED,
                 **_words(name, parts, part_ms),
                 **(_asked_for(judged) if name == "garbage_collection" else {}),
+                **(_looped(judged) if name == "launch" else {}),
             },
             is_sure=name == "between_steps" and are_alike(common),
         )
@@ -327,6 +330,22 @@ def _asked_for(judged: Run) -> dict[str, object]:
     line, (num, _) = max(lines.items(), key=lambda entry: entry[1], default=(("", 0), (0.0, 0.0)))
     is_most = line[1] > 0 and 2 * num > sum(each for each, _ in lines.values())
     return {"op": "asked_for", "asked_at": f"{line[0]}:{line[1]}"} if is_most else {}
+
+
+def _looped(judged: Run) -> dict[str, object]:
+    """The loop over operators that most of a step's launches are of."""
+    work = None if judged.record is None else judged.record.work
+    if work is None or work.loop is None:
+        return {}
+    loop, num = work.loop, sum(line.operators for line in work.lines)
+    if loop.all_operators < MOST_OF_OPERATORS * num:
+        return {}
+    return {
+        "origin": loop.kind,
+        "looped": f"{loop.all_operators:,}",
+        "operators": f"{num:,}",
+        "iterations": loop.iterations,
+    }
 
 
 def _words(name: str, parts: Parts, part_ms: float) -> dict[str, object]:
