@@ -1,6 +1,9 @@
 """The line of the program that a cause names, by stacks written beside a run with a known loss."""
 
+from types import SimpleNamespace
+
 import msgspec
+import numpy as np
 import pytest
 
 from aorta.account.judge.judged import judge
@@ -8,7 +11,7 @@ from aorta.account.load.open import load_run
 from aorta.records.files import sites_name, stacks_name
 from aorta.records.schema import CallSite, CallSites, HostSpan, HostUse
 from aorta.records.stacks import DOING, PLACES, STACK_PHASES, StackChunk, StackFrame, StackSample
-from aorta.why.causes.losses.program_code import _python_at, host_is_ahead_of_copies
+from aorta.why.causes.losses.program_code import _own_ms_at_most, _python_at, host_is_ahead_of_copies
 from aorta.why.causes.rank import found_causes
 from tests.records.run_folders import run_record
 from tests.why.causes.runs import STEPS, Host, causes, plain, run_of, waited
@@ -274,6 +277,26 @@ def test_a_host_waits_for_copies_in_the_line_that_makes_them_for_as_long_as_they
             (name if rank else "main", "rest", "runs", 5.0),
         )
     assert host_is_ahead_of_copies(judge(load_run(folder, "run")), copies_ms) == is_ahead
+
+
+@pytest.mark.parametrize(
+    ("num_own", "at_most_ms"),
+    [
+        pytest.param(0, 6.0, id="none: three"),
+        pytest.param(4, 8.0 + 14.0, id="four of two ms: seven more"),
+        pytest.param(16, 32.0 + 22.0, id="sixteen: eleven more"),
+    ],
+)
+def test_few_samples_leave_much_to_chance(num_own, at_most_ms):
+    """Of 20 samples of 2 ms."""
+    is_own = np.arange(20) < num_own
+    one = SimpleNamespace(
+        ms=np.full(20, 2.0),
+        is_judged=np.ones(20, dtype=bool),
+        in_phase=lambda _: is_own,
+        leaf_in=lambda _: is_own,
+    )
+    assert _own_ms_at_most(one) == pytest.approx(at_most_ms)
 
 
 def test_anomaly_detection_without_a_sample_in_it_is_no_cause(tmp_path):

@@ -76,8 +76,9 @@ MOST_OF_OPERATORS = 0.5
 """Of a step, from which on a loop is what its launches are for."""
 MOST_OF_COPIES = 0.5
 """Of the time in which a device only copies, from which on it is said from where and to where."""
+PAGEABLE = "pageable"
 COPIED = {
-    "pageable": "memory of the host that is not pinned",
+    PAGEABLE: "memory of the host that is not pinned",
     "pinned": "pinned memory of the host",
     "host": "memory of the host",
     "device": "the device's memory",
@@ -128,6 +129,8 @@ def findings(judged: Run, account: Account, slow: Occasions | None = None) -> li
             finding.facts["op"] = "unwaited" if is_ahead else None
         if finding.kind == "copy":
             finding.facts |= _copied(judged, finding.mean_ms)
+            if PAGEABLE in str(finding.facts.get("origin")):  # the host waits for these, wherever samples are
+                finding.facts["op"] = None
         finding.slow_steps = slow if finding.kind in SEEN else None
     losses = _whole_steps(losses, step_ms, account.global_step)
     losses = _one_of_small_messages(judged, losses, details)

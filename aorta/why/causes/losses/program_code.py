@@ -319,8 +319,15 @@ def _name(frame: StackFrame) -> str:
 def host_is_ahead_of_copies(judged: Run, ms: float) -> bool:
     """Whether some rank's host is in the program's own lines, by samples, for less than its device copies: to
     wait for copies takes as long as they do. ms: of copies, in a step."""
-    samples = samples_of_ranks(judged.whole or judged)
-    return any(one.ms[one.is_judged & one.in_phase("rest") & one.leaf_in("")].sum() < ms for one in samples)
+    return any(_own_ms_at_most(one) < ms for one in samples_of_ranks(judged.whole or judged))
+
+
+def _own_ms_at_most(one: Samples) -> float:
+    """With what so few samples leave to chance (95 %)."""
+    is_own = one.is_judged & one.in_phase("rest") & one.leaf_in("")
+    own_ms, all_ms = one.ms[is_own], one.ms[one.is_judged]
+    each_ms = float(np.mean(own_ms if len(own_ms) else all_ms)) if len(all_ms) else 0.0
+    return float(own_ms.sum()) + (2 * float(np.sqrt(len(own_ms))) + 3) * each_ms
 
 
 def of_group(samples: Samples, group: Group, loops: set[Function], factor: float) -> list[WeightedStack]:
