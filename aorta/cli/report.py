@@ -4,6 +4,7 @@ import os
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import fields
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -69,15 +70,7 @@ def report_command(
 @report_options
 @file_options(by_default=False)
 def compare_command(
-    reference: Path,
-    candidate: Path,
-    label: tuple[str, ...],
-    fail_on_difference: bool,
-    allow_cannot_tell: bool,
-    matters: float,
-    run_spread: float | None,
-    output: Path | None,
-    **options: Any,
+    reference: Path, candidate: Path, label: tuple[str, ...], output: Path | None, **options: Any
 ) -> int:
     """Compare CANDIDATE with REFERENCE: a verdict per metric, and where the step time went.
 
@@ -87,17 +80,7 @@ def compare_command(
     runs = (reference, candidate)
     labels = _labels(runs, label)
     folder = output or report_folder(candidate, "comparison")
-    status = write_and_print(
-        runs,
-        labels,
-        folder,
-        sides=labels,
-        fail_on_difference=fail_on_difference,
-        allow_cannot_tell=allow_cannot_tell,
-        matters=matters,
-        run_spread=run_spread,
-        **options,
-    )
+    status = write_and_print(runs, labels, folder, sides=labels, **options)
     reading = trace_reading(*(options[name] for name in ("comm_rules", "step_kernel", "step_period")))
     text = _changes(runs, labels, folder, reading, options["jobs"], options["long"])
     if text and not options["as_json"]:
@@ -114,49 +97,40 @@ def write_and_print(
     sides: Sequence[str | None] = (),
     fail_on_difference: bool = False,
     allow_cannot_tell: bool = False,
-    matters: float = 0.03,
-    run_spread: float | None = None,
     as_json: bool = False,
     open_page: bool = False,
-    warmup: int | None = None,
     jobs: int | None = None,
-    dask: str | None = None,
     comm_rules: Path | None = None,
     step_kernel: str | None = None,
     step_period: int | None = None,
     strict: bool = False,
-    **outputs: Any,
+    **options: Any,
 ) -> int:
     """Write the report of runs into output, print it, and return the exit code.
 
     sides: labels of the reference and the candidate, where two of the runs are compared. comm_rules,
     step_kernel, step_period: for runs that are traces (trace_reading). strict: refuse a damaged run,
-    as every gate does. outputs: other fields of aorta.page.write.Outputs.
+    as every gate does. options: other fields of aorta.page.write.Outputs, and arguments of make_report.
     """
     from aorta.page.write import Outputs, write_report
     from aorta.processes import usable_cores
     from aorta.why.causes.rank import causes_of
 
-    reference, candidate = sides or (None, None)
+    outputs = {field.name: options.pop(field.name) for field in fields(Outputs) if field.name in options}
     strict = strict or fail_on_difference or outputs.get("budget") is not None
+    is_long = outputs.get("long", False) and not sides
     with progress_bar() as progress:
         written = write_report(
             runs,
             labels,
             output,
-            reference,
-            candidate,
-            warmup=warmup,
-            matters=matters,
-            run_spread=run_spread,
+            *(sides or (None, None)),
             jobs=jobs,
-            dask=dask,
             progress=progress,
-            reading=trace_reading(
-                comm_rules, step_kernel, step_period, strict, outputs.get("long", False) and not sides
-            ),
+            reading=trace_reading(comm_rules, step_kernel, step_period, strict, is_long),
             outputs=Outputs(jobs=jobs or usable_cores(), **outputs),
             explain=causes_of,
+            **options,
         )
     with output_of_verdict():
         if as_json:

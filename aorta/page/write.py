@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from aorta.account.judge.compare import MATTERS, compare
 from aorta.account.judge.gate import Gate, check_budget, junit_xml, load_budget, markdown
@@ -167,17 +167,11 @@ def write_report(
     reference: str | None = None,
     candidate: str | None = None,
     *,
-    warmup: int | None = None,
-    matters: float = MATTERS,
-    run_spread: float | None = None,
-    jobs: int | None = 1,
-    dask: str | None = None,
-    progress: Progress | None = None,
-    reading: "Reading | None" = None,
     outputs: Outputs | None = None,
-    explain: Callable[[Dataset], Causes] | None = None,
+    progress: Progress | None = None,
+    **judging: Any,
 ) -> Written:
-    """Make the report and write it into the folder output.
+    """Make the report and write it into the folder output. judging: other arguments of make_report.
 
     Every input is read and judged before the first file is written, and no file is ever there in part. What
     an earlier report left there under other names stays, and the text names it.
@@ -190,20 +184,7 @@ def write_report(
         raise ReportError("--junit reports on a budget: give --budget too")
     if outputs.markdown is not None and limits is None and len(log_dirs) == 1:
         raise ReportError("--markdown reports on a budget or a comparison: give --budget too")
-    report = make_report(
-        log_dirs,
-        labels,
-        reference,
-        candidate,
-        warmup=warmup,
-        matters=matters,
-        run_spread=run_spread,
-        jobs=jobs,
-        dask=dask,
-        progress=progress,
-        reading=reading,
-        explain=explain,
-    )
+    report = make_report(log_dirs, labels, reference, candidate, progress=progress, **judging)
     shown = Shown(outputs.ranks, outputs.steps)
     for single in report.datasets.values():
         shown.check(single.first)
