@@ -14,33 +14,14 @@ from aorta.projection.plan import COUNTS, Plan, RecomputeModule, check_count
 from aorta.projection.software import load_stack, planned
 
 SHARDING_CHOICES = ("ddp", "zero1", "zero2", "zero3", "fsdp2", "fsdp", "hsdp")
-OVERRIDES = (
-    "mtp",
-    "sequence_parallel",
-    "tp_overlap",
-    "dp_overlap",
-    "reshard_after_forward",
-    "forward_prefetch",
-    "backward_prefetch",
-    "grad_sync",
-    "replicas",
-    "fp8_weights",
-    "schedule",
-    "first_stage_layers",
-    "last_stage_layers",
-    "attention",
-    "cp_exchange",
-    "adapters",
-    "adapter_rank",
-    "moe_grouped_gemm",
-    "expert_tp_size",
-    "deepep",
-    "ep_overlap",
-    "cuda_graphs",
-    "fsdp_overlap",
-    "activation_offload",
+LAYOUT = (
+    *("nodes", "gpus_per_node", "tp", "pp", "vpp", "cp", "ep", "micro_batch_size", "global_batch_size"),
+    *("seq_len", "dtype", "fp8_scaling", "task", "sharding"),
 )
-"""Options of a Plan's own names that, where given, go before what the stack sets."""
+"""Options of a Plan's own names that the stack does not set."""
+OTHERS = {"stack", "dp", "recompute", "recompute_modules"}
+"""Fields of a Plan whose options mean something else. The other fields' options, where they are given, go
+before what the stack sets."""
 
 
 def _flag(name: str, text: str) -> Callable[[Any], Any]:
@@ -232,19 +213,10 @@ def plan_of(option_values: Mapping[str, Any], model: Model, hardware: Hardware) 
             raise ConfigError(f"tp x pp x cp = {model_parallel} must divide {gpus} GPUs{enough}")
         dp = gpus // model_parallel
     recompute, layers = _recompute(option_values["recompute"])
-    layout = {name: option_values[name] for name in ("nodes", "gpus_per_node", "tp", "pp", "vpp", "cp", "ep")}
-    layout |= {
-        "dp": dp,
-        "micro_batch_size": option_values["micro_batch_size"],
-        "global_batch_size": option_values["micro_batch_size"] * dp if batch is None else batch,
-        "seq_len": option_values["seq_len"],
-        "dtype": option_values["dtype"],
-        "fp8_scaling": option_values["fp8_scaling"],
-        "task": option_values["task"],
-        "recompute": recompute,
-        "recompute_layers": layers,
-        "sharding": option_values["sharding"],
-    }
+    layout = {name: option_values[name] for name in LAYOUT} | {"dp": dp}
+    if batch is None:
+        layout["global_batch_size"] = option_values["micro_batch_size"] * dp
+    layout |= {"recompute": recompute, "recompute_layers": layers}
     over = overrides(option_values)
     release = load_stack(option_values["stack"])
     return planned(model, hardware, release, layout, over, compile_blocks=option_values["compile_blocks"])
@@ -252,7 +224,8 @@ def plan_of(option_values: Mapping[str, Any], model: Model, hardware: Hardware) 
 
 def overrides(option_values: Mapping[str, Any]) -> dict[str, Any]:
     """Settings of a Plan that options give over those of the stack."""
-    over = {name: option_values[name] for name in OVERRIDES if option_values.get(name) is not None}
+    names = option_values.keys() & set(Plan.__struct_fields__) - OTHERS - set(LAYOUT)
+    over = {name: option_values[name] for name in sorted(names) if option_values[name] is not None}
     if option_values["grad_dtype"] is not None:
         over["grad_bytes"] = {"fp32": 4, "bf16": 2}[option_values["grad_dtype"]]
     if option_values.get("recompute_modules"):
