@@ -40,8 +40,7 @@ INTERRUPTED = "interrupted before it was measured"
 @measuring_options(iterations=100)
 def run_command(workload: str, streams: str, output: Path | None, **values: Any) -> None:
     """Measure WORKLOAD at one stream count."""
-    from aorta.account.results.schema import write_document
-    from aorta.queues.harness.measure import document, refusal
+    from aorta.queues.harness.measure import refusal
     from aorta.queues.workloads import find
 
     kind = find(workload)
@@ -52,20 +51,7 @@ def run_command(workload: str, streams: str, output: Path | None, **values: Any)
     plan = plan_of(kind, options, count, common, ranks)
     if reason := refusal(plan, ranks.device.type, ranks.world_size):
         raise ConfigError(reason)
-    _check_files(output, [plan], common, ranks)
-    points = _measure([plan], ranks, common)
-    if not ranks.is_first:
-        sys.exit(_status(points))
-    result = document(points, ranks)
-    if output is not None:
-        write_document(output, result, common["overwrite"])
-    if common["as_json"]:
-        _print_json(result)
-    else:
-        from aorta.queues.cli.show import show_run
-
-        show_run(result, output)
-    sys.exit(_status(points))
+    _measure_all([plan], ranks, common, output)
 
 
 @click.command("sweep", cls=WorkloadCommand)
@@ -87,7 +73,7 @@ def sweep_command(workload: str, streams: str, output: Path | None, **values: An
     reasons = [refusal(plan, ranks.device.type, ranks.world_size) for plan in plans]
     if all(reasons):
         raise ConfigError(f"no point of the sweep is possible: {reasons[0]}")
-    _sweep(plans, ranks, common, output)
+    _measure_all(plans, ranks, common, output, is_sweep=True)
 
 
 @click.command("run-priority", cls=DailyCommand)
@@ -103,10 +89,14 @@ def priority_command(priority: str, streams: str, output: Path | None, **common:
     ranks = ready_ranks(common)
     chosen = [kind for kind in workloads().values() if priority in (kind.priority, "all")]
     plans = [plan_of(kind, kind.Options(), count, common, ranks) for kind in chosen for count in counts]
-    _sweep(plans, ranks, common, output)
+    _measure_all(plans, ranks, common, output, is_sweep=True)
 
 
-def _sweep(plans: "Sequence[PointPlan]", ranks: "Ranks", common: dict[str, Any], output: Path | None) -> None:
+def _measure_all(
+    plans: "Sequence[PointPlan]", ranks: "Ranks", common: dict[str, Any], output: Path | None,
+    is_sweep: bool = False,
+) -> None:  # fmt: skip
+    """Measure, write, print and exit."""
     import msgspec
 
     from aorta.account.results.schema import write_document
@@ -117,15 +107,17 @@ def _sweep(plans: "Sequence[PointPlan]", ranks: "Ranks", common: dict[str, Any],
     points = _measure(plans, ranks, common)
     if not ranks.is_first:
         sys.exit(_status(points))
-    result = msgspec.structs.replace(document(points, ranks), scaling=scalings(points))
+    result = document(points, ranks)
+    if is_sweep:
+        result = msgspec.structs.replace(result, scaling=scalings(points))
     if output is not None:
         write_document(output, result, common["overwrite"])
     if common["as_json"]:
         _print_json(result)
     else:
-        from aorta.queues.cli.show import show_sweep
+        from aorta.queues.cli.show import show_run, show_sweep
 
-        show_sweep(result, output)
+        (show_sweep if is_sweep else show_run)(result, output)
     sys.exit(_status(points))
 
 
