@@ -75,11 +75,11 @@ class MethodCalls:
         self._methods.restore()
 
     def _replacements(self) -> dict[str, Callable[[_Method], _Method]]:
-        gather = self._of_two("all_gather", c10d.AllgatherOptions, 3, "_allgather_base")
-        scatter = self._of_two("reduce_scatter", c10d.ReduceScatterOptions, 3, "_reduce_scatter_base")
-        exchange = self._of_two("all_to_all", c10d.AllToAllOptions, 5, "alltoall_base")
+        gather = self._replacement("all_gather", c10d.AllgatherOptions, 3, "_allgather_base")
+        scatter = self._replacement("reduce_scatter", c10d.ReduceScatterOptions, 3, "_reduce_scatter_base")
+        exchange = self._replacement("all_to_all", c10d.AllToAllOptions, 5, "alltoall_base")
         return {
-            "allreduce": self._all_reduce,
+            "allreduce": self._replacement("all_reduce", c10d.AllreduceOptions, 2, "allreduce"),
             "_allgather_base": gather,
             "all_gather_single": gather,
             "_reduce_scatter_base": scatter,
@@ -101,47 +101,25 @@ class MethodCalls:
                 return None
         return target
 
-    def _all_reduce(self, original: _Method) -> _Method:
-        def allreduce(group: Any, *args: Any, **named: Any) -> Any:
-            if len(args) == 2 and not named and type(args[1]) is c10d.AllreduceOptions:
-                tensors, options = args
-                target = self._target(tensors[0]) if type(tensors) is list and len(tensors) == 1 else None
-                if target is not None:
-                    tensor = tensors[0]
-                    work = target.observe(
-                        group,
-                        "all_reduce",
-                        tensors,
-                        tensor.nbytes,
-                        DTYPE_NAMES[tensor.dtype],
-                        options.asyncOp,
-                        partial(group._get_backend(target.device).allreduce, tensors, options),
-                    )
-                    if type(work) is TimedWork:
-                        work.stays_in_python = True
-                    return work
-            return original(group, *args, **named)
-
-        return allreduce
-
-    def _of_two(
+    def _replacement(
         self, op: str, options_type: type[Any], num_args: int, name: str
     ) -> Callable[[_Method], _Method]:
-        """Replace a method that takes an output and an input. name: the backend's method to call."""
+        """Replace a method that takes an output and an input, or with two arguments a list of one tensor, and
+        the options last. name: the backend's method to call."""
 
         def replacement(original: _Method) -> _Method:
             def method(group: Any, *args: Any, **named: Any) -> Any:
                 if len(args) == num_args and not named and type(args[-1]) is options_type:
-                    output, input, options = args[0], args[1], args[-1]
-                    target = self._target(output, input)
+                    given = args[:2] if num_args > 2 else args[0]
+                    target = self._target(*given) if num_args > 2 or _is_one(given) else None
                     if target is not None:
                         work = target.observe(
                             group,
                             op,
-                            (output, input),
-                            max(output.nbytes, input.nbytes),
-                            DTYPE_NAMES[input.dtype],
-                            options.asyncOp,
+                            given,
+                            max([tensor.nbytes for tensor in given]),
+                            DTYPE_NAMES[given[-1].dtype],
+                            args[-1].asyncOp,
                             partial(getattr(group._get_backend(target.device), name), *args),
                         )
                         if type(work) is TimedWork:
@@ -152,3 +130,7 @@ class MethodCalls:
             return method
 
         return replacement
+
+
+def _is_one(tensors: Any) -> bool:
+    return type(tensors) is list and len(tensors) == 1
