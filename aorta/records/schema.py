@@ -16,47 +16,20 @@ import msgspec
 
 from aorta.records.stacks import StackFrame
 from aorta.timeline.types import (
-    STREAM_NAMES,
-    OverlapRecord,
-    Segment,
-    Source,
-    StreamUse,
+    STREAM_NAMES as STREAM_NAMES,
 )
-
-__all__ = [
-    "GPU_KINDS",
-    "READABLE_VERSIONS",
-    "SCHEMA_VERSION",
-    "STREAM_NAMES",
-    "CallSite",
-    "CallSites",
-    "CollectiveMember",
-    "CollectiveRecord",
-    "DeviceKind",
-    "DeviceRecord",
-    "HOST_KINDS",
-    "HostKind",
-    "HostSpan",
-    "HostUse",
-    "KERNEL_CLASSES",
-    "KernelCoverage",
-    "KernelNames",
-    "KernelSpan",
-    "KernelSums",
-    "MemoryRecord",
-    "OverheadRecord",
-    "OverlapRecord",
-    "Packed",
-    "PeakRecord",
-    "Phase",
-    "PositionSource",
-    "RunRecord",
-    "Segment",
-    "Source",
-    "StepPhase",
-    "StepRecord",
-    "StreamUse",
-]
+from aorta.timeline.types import (
+    OverlapRecord as OverlapRecord,
+)
+from aorta.timeline.types import (
+    Segment as Segment,
+)
+from aorta.timeline.types import (
+    Source as Source,
+)
+from aorta.timeline.types import (
+    StreamUse as StreamUse,
+)
 
 SCHEMA_VERSION = 3
 READABLE_VERSIONS = frozenset((1, 2, 3))
