@@ -19,7 +19,6 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 import msgspec
@@ -165,22 +164,17 @@ class Watchdog:
             self._thread.start()
         return self
 
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc_value: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, *_: object) -> None:
         self._closing.set()
         if self._last_calls is not None and self._journal is not None:
             self._journal.trail = self._journal.trail_ends = None
             # After an error the file stays: the other ranks may still have to find out where this one was.
-            if exc_value is None and exc_type is None:
+            if error is None and kind is None:
                 self._last_calls.remove()
         if self._thread.ident is not None:
             self._thread.join(timeout=5)
             faulthandler.cancel_dump_traceback_later()
-            reason = None if exc_value is None else first_line(exc_value)
+            reason = None if error is None else first_line(error)
             if lost_a_peer(reason) and self._num_steps != self._reported_at_step:
                 # The rank that is gone cannot say where it was; the others can say what they waited for.
                 with suppress(OSError):

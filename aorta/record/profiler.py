@@ -16,7 +16,6 @@ import warnings
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 import torch
@@ -108,12 +107,7 @@ class ProfilerWindow:
         self._count_step(global_step)
         self._or_give_up(self._profiler.step)
 
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc_value: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, exc_type: type[BaseException] | None, *_: object) -> None:
         if self._profiler is None:
             return
         self._raised = exc_type is not None

@@ -17,7 +17,6 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterable
-from types import TracebackType
 from typing import Any, Protocol, Self
 
 log = logging.getLogger("aorta")
@@ -81,12 +80,7 @@ class StopAgreement:
         self._thread.start()
         return self
 
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc_value: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._closing = True
         with contextlib.suppress(OSError):
             self._wake_write.send(b"\0")

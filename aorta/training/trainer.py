@@ -11,7 +11,6 @@ import sys
 import threading
 from contextlib import ExitStack
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Any, Self
 
 import msgspec
@@ -302,12 +301,7 @@ class Reporter:
         self._thread.start()
         return self
 
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc_value: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._records.put(None)  # behind all records: the thread shows them before it ends
         self._thread.join(timeout=30)
         if self._progress is not None:
