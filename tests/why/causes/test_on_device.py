@@ -136,6 +136,27 @@ def test_a_late_rank_costs_what_the_others_hosts_are_faster(
     assert [cause.ms for cause in late] == ([] if lost_ms is None else [pytest.approx(lost_ms, rel=0.05)])
 
 
+@pytest.mark.parametrize(
+    ("loads_ms", "rank", "lost_ms"),
+    [(35.0, None, 35.0), (2.0, 1, 38.0)],
+    ids=["all load", "one loads longer"],
+)
+def test_a_rank_that_came_ahead_loads_all_the_same(tmp_path, loads_ms, rank, lost_ms):
+    """Rank 1's device idles for 40 ms while its host loads. Rank 0's host loads for loads_ms while its device
+    waits for rank 1: it came ahead once, and would wait for its own host instead."""
+
+    def make(one, step, noise):
+        work_ms = 20.0 * noise.gauss(1, 0.01)
+        if one == 1:
+            return Host().idle(40.0, "data").work(work_ms).comm(2.0, lead=15.0), used(45.0)
+        host = Host().work(work_ms).comm(42.0, lead=15.0)
+        host.host.append(HostSpan("data", 21.0, 21.0 + loads_ms))
+        return host, used(45.0)
+
+    first = named(tmp_path / "run", make)[0]
+    assert (first.kind, first.rank, first.ms) == ("data_loading", rank, pytest.approx(lost_ms, rel=0.02))
+
+
 def test_a_rank_that_waits_computes_no_less_for_it(tmp_path):
     """It computes beside a collective that has begun: both compute 20 ms, and rank 1 launches 8 ms late."""
 

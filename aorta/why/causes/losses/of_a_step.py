@@ -225,14 +225,15 @@ def _of_all_ranks(judged: Run, parts: Parts) -> Iterator[CauseFinding]:
 
 
 def _takes(name: str, parts: Parts) -> dict[tuple[str, ...], float]:
-    """The cells of what all ranks spend on a part. Late launches are in two rows: where a device waits for
-    ranks meanwhile it does not idle."""
-    cells = CELLS_OF_PART.get(name, (name,))
+    """The cells of what all ranks spend on a part. Late launches and loading are in two rows: where a device
+    waits for ranks meanwhile it does not idle."""
+    in_waits = {"launch": parts.idle_waits_ms, "data": parts.data_waits_ms}
+    cells = CELLS_OF_PART.get(name, (name, "wait") if name in in_waits else (name,))
     total = float(parts.ms_by_kind[name].mean())
     if name == "core_taken" and total > 0:  # of sleep no more than torch's threads lacked of cores
         ready = min(parts.account.mean_ms(name) / total, 1.0)
         return {(name,): ready, ("blocked",): 1 - ready}
-    waits = float(parts.idle_waits_ms.mean()) / total if name == "launch" and total > 0 else 0.0
+    waits = float(in_waits[name].mean()) / total if name in in_waits and total > 0 else 0.0
     return {cells: 1 - waits, tuple(reversed(cells)): waits} if waits > 0 else {cells: 1.0}
 
 

@@ -87,6 +87,8 @@ class Parts:
     """Part of the idle time in `launch` that comes behind the optimizer, from the loop's own code."""
     idle_waits_ms: Floats
     """In `launch`: waiting for ranks in which the host has not launched what comes next."""
+    data_waits_ms: Floats
+    """In `data`: waiting for ranks in which the host loads as long as theirs."""
     asleep_ms: Floats
     """On a device, what the host's thread sleeps, also while the device is busy or waits."""
     taken_ms: Floats | None
@@ -167,6 +169,7 @@ def parts_of(run: Run, account: Account, small_launch_ms: float = 0.0) -> Parts:
         loops_ms=run.mean_of_host(LOOPS) or 0.0,
         behind_update=_part_behind(run),
         idle_waits_ms=idle_waits,
+        data_waits_ms=zero,
         asleep_ms=host.asleep(account.between_ms) if account.on_device else zero,
         cpu_ms=None if host.use is None else host.use[0],
         taken_ms=None if host.use is None else host.use[1],

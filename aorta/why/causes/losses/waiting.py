@@ -128,6 +128,7 @@ def waiting(judged: Run, parts: Parts, exposed: Exposed) -> Iterator[CauseFindin
         return
     left = exposed.lost_to_ms
     ranks = judged.ranks
+    _share_data(judged, parts, exposed, left)
     yield from _starved_rank(judged, parts, left)
     for name, kind in PART_KINDS:
         by_rank = parts.ms_by_kind.get(name)
@@ -387,6 +388,8 @@ def _has_more_of(parts: Parts, late: Lateness) -> tuple[str, str] | None:
     cells = {name: values for name, values in parts.account.cells.items() if name not in EXPOSED_CELLS}
     # Those that wait compute beside a collective that has begun.
     cells["compute"] = cells.get("compute", 0.0) + cells.pop("hidden", np.zeros_like(parts.step_ms))
+    if "data" in cells:
+        cells["data"] = cells["data"] + parts.data_waits_ms
     own = {name: _of_rank(values, late) for name, values in cells.items()}
     name = max(own, key=lambda name: own[name][0] - own[name][1])
     mine, others = own[name]
@@ -394,6 +397,25 @@ def _has_more_of(parts: Parts, late: Lateness) -> tuple[str, str] | None:
         return None
     there = f"{quantity(mine, 'ms')} {late.when} there"
     return name, f"{CELLS[name].title}: {there}, {quantity(others, 'ms')} on the others"
+
+
+def _share_data(judged: Run, parts: Parts, exposed: Exposed, left: Floats) -> None:
+    """Let ranks whose hosts load as long as that of the rank that the others wait for, but came ahead once,
+    spend on it what their devices wait meanwhile: if that rank loaded in no time, they would have to. Takes
+    that from `left`."""
+    by_rank, host = parts.ms_by_kind.get("data"), Host(judged, judged.judged_steps)
+    if not parts.on_device or by_rank is None:
+        return
+    worst = int(np.argmax(by_rank.mean(axis=1)))
+    loads = host.part(
+        f"{PREFIX}data"
+    )  # as the host goes through its step, which may be ahead of the device's
+    hosts_ms = (host.span("data") + host.tail("data") if loads is None else positive(loads)).mean(axis=1)
+    shared_ms = positive(np.minimum(hosts_ms, by_rank[worst].mean() - hosts_ms[worst] + hosts_ms))
+    waits = np.minimum(positive(shared_ms[:, None] - by_rank), exposed.wait_ms)
+    waits[worst] = 0.0
+    parts.ms_by_kind["data"], parts.data_waits_ms = by_rank + waits, waits
+    left[worst] = positive(left[worst] - of_the_others(waits)[worst])
 
 
 def _gained_ms(judged: Run, parts: Parts, row: int) -> float | None:
