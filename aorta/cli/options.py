@@ -50,7 +50,7 @@ def step_span(option: str, text: str | None) -> tuple[int, int] | None:
     if text is None:
         return None
     first, colon, last = text.partition(":")
-    if not first.strip().isdigit() or (colon and not last.strip().isdigit()):
+    if not first.strip().isdecimal() or (colon and not last.strip().isdecimal()):
         raise ReportError(f"{option} {text} is not FIRST:LAST, as in 10:40")
     span = int(first), int(last) if colon else int(first)
     if span[1] < span[0]:
@@ -65,11 +65,13 @@ def rank_set(option: str, text: str | None) -> set[int] | None:
     chosen: set[int] = set()
     for part in text.split(","):
         first, dash, last = part.strip().partition("-")
-        if not first.isdigit() or (dash and not last.isdigit()):
+        if not first.isdecimal() or (dash and not last.isdecimal()):
             raise ReportError(f"{option} {text} is not a list of ranks, as in 0,1,4-7")
         end = int(last if dash else first) + 1
         if end > MOST_RANKS:
             raise ReportError(f"{option} {text}: ranks are below {MOST_RANKS:,}")
+        if end <= int(first):
+            raise ReportError(f"{option} {text}: the last rank comes before the first")
         chosen.update(range(int(first), end))
     return chosen
 

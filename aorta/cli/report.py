@@ -213,7 +213,7 @@ def _labels(runs: Sequence[Path], explicit: Sequence[str]) -> list[str]:
     """The given labels, else the folders' names, with as many parents as tell them apart."""
     if explicit:
         if len(explicit) != len(runs):
-            raise ReportError(f"{len(runs)} runs need as many --label, got {len(explicit)}")
+            raise ReportError(f"--label must name each run: got {len(explicit)} for {len(runs)}")
         return list(explicit)
     paths = [Path(os.path.abspath(run)) for run in runs]  # resolve() raises where links go in circles
     parts = [(*path.parts[:-1], _stem(path)) for path in paths]

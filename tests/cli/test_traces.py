@@ -82,6 +82,11 @@ def test_the_same_choice_for_traces_and_records(tmp_path, runs, kind):
     for draw, command in (("", ("why",)), ("draw-", ("report", "-o", str(tmp_path / "out"), *QUIET))):
         assert "no rank 7" in fault_of(*command, str(path), f"--{draw}ranks", "7")
         assert "ranks are below 1,000,000" in fault_of(*command, str(path), f"--{draw}ranks", "0-99999999999")
+        assert "the last rank comes before the first" in fault_of(
+            *command, str(path), f"--{draw}ranks", "1-0"
+        )
+        assert "is not a list of ranks" in fault_of(*command, str(path), f"--{draw}ranks", "²")
+        assert "is not FIRST:LAST" in fault_of(*command, str(path), f"--{draw}steps", "²")
         assert "none from 900 to 900" in fault_of(*command, str(path), f"--{draw}steps", "900")
 
 

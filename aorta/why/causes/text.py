@@ -181,8 +181,10 @@ def nothing_text(dataset: Dataset, causes: Causes) -> str:
         and not (causes.cannot_tell or is_large or is_lossy or is_large_phase)
     )
     text = NOTHING if is_nothing else "No cause is named."
-    lost = losses_text(dataset)
-    text += f" {lost[0].upper()}{lost[1:].removesuffix('.')}."
+    lost = losses_text(dataset).partition("; ")[2].removesuffix(".")  # how long a step takes is in the title
+    if lost:
+        whole = "the trace" if is_window(dataset) else "a step"
+        text += f" {lost[0].upper()}{lost[1:].replace(' of it is', f' of {whole} is')}."
     if is_large:
         text += (
             f" The largest part without compute is {CELLS[largest].title},"
@@ -201,7 +203,7 @@ def nothing_text(dataset: Dataset, causes: Causes) -> str:
         )
     elif account.on_device:
         reasons = dataset.first.not_measured
-        text += f" Roofline: not known ({reasons.get('mfu', 'FLOPs or the peak are not in run.json')})."
+        text += f" MFU is not known: {reasons.get('mfu', 'FLOPs or the peak are not in run.json')}."
     return text
 
 
