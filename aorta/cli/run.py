@@ -143,6 +143,10 @@ def check_start(command: Sequence[str], output: Path, step_at: str | None) -> No
         why = "no such command"
         if os.path.isdir(command[0]):
             why = "a folder, no command; aorta report and aorta why read a run"
+        elif os.path.exists(command[0]):
+            why = (
+                "a file that may not be executed: name the program that reads it first, as in python train.py"
+            )
         raise ConfigError(f"{command[0]}: {why}")
     check_output(output)
     if step_at is not None:

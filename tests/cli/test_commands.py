@@ -58,6 +58,7 @@ for words in commands(main):
         (("sweep", "--recipe", "nowhere.yaml"), BAD_INPUT, "nowhere.yaml: cannot be read: No such file"),
         (("run",), BAD_INPUT, "Missing argument 'COMMAND...'"),
         (("run", "--", "no-such-program"), BAD_INPUT, "no-such-program: no such command"),
+        (("run", "--", __file__), BAD_INPUT, "a file that may not be executed: name"),
         (("check", "."), BAD_INPUT, ".: a folder, no command; aorta report and aorta why read a run"),
         (("check", "-o", "/proc/x", "--", "true"), BAD_INPUT, "cannot record into /proc/x: /proc cannot be"),
         (("check", "--step-at", "train_step", "--", "true"), BAD_INPUT, "must look like module:function"),
