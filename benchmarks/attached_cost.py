@@ -18,7 +18,7 @@ ratios by Hodges and Lehmann, with the interval of Wilcoxon's signed ranks. Time
 at_limit adds to left_out the share of steps that the limit records. Beside stands what run.json states, and
 what aorta's own threads take.
 
---plant 0.01 has a hook of ours spin for so much of a step in blocks of left_out, which must be found; --same
+--plant 0.01 has a hook of ours sleep for so much of a step in blocks of left_out, which must be found; --same
 leaves aorta on in both, which must give 1.
 """
 
@@ -245,6 +245,7 @@ class Turns:
         self._remaining = 0
         self._start: Reading | None = None
         self._plant_ns = self._num_on = 0
+        self._planted_ns: list[int] = []
         self._threads_ms: dict[str, float] = {}
         """CPU time of aorta's own threads, before the first block."""
         self._rows: list[tuple[int, str, Reading, Reading, int, int]] = []
@@ -284,9 +285,9 @@ class Turns:
         if self._remaining == self._num_timed:
             self._start, self._times_ns = self._reading(), [time.perf_counter_ns()]
         if self._plant_ns and self._block is not None and self._block[1] == "left_out":
-            until_ns = time.perf_counter_ns() + self._plant_ns
-            while time.perf_counter_ns() < until_ns:
-                pass
+            began_ns = time.perf_counter_ns()
+            time.sleep(self._plant_ns / 1e9)
+            self._planted_ns.append(time.perf_counter_ns() - began_ns)
 
     def _begin(self) -> None:
         from aorta.attach import hooks
@@ -369,7 +370,7 @@ class Turns:
             "world_size": int(os.environ.get("WORLD_SIZE", 1)),
             "rows": [row_of(*row) for row in self._rows],
             "left": sorted(switch.left),
-            "planted_ms": self._plant_ns / 1e6,
+            "planted_ms": statistics.median(self._planted_ns) / 1e6 if self._planted_ns else 0.0,
             "threads_ms": {
                 name: (ms - self._threads_ms.get(name, 0.0)) / max(self._num_on, 1)
                 for name, ms in threads_ms().items()

@@ -26,7 +26,7 @@ from aorta.timeline.statistics import MIN_STEPS, estimate, side
 
 Floats = NDArray[np.float64]
 EVERY = (2, 4, 8, 16, 32, 64, 128)
-FEWEST_BLOCKS = 3
+FEWEST_BLOCKS = 1
 LEAST_SHARE = 0.002
 """Of the step, from which on a cell is looked at."""
 
