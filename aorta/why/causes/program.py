@@ -24,6 +24,8 @@ PROGRAM = (
     "bucket_view",
     "blocks",
     "resharded_not",
+    "reduced_narrow",
+    "gathered_narrow",
     "foreach_off",
     "fused",
     "optimizer_of_another",
@@ -39,16 +41,19 @@ PROGRAM = (
 """workers_0: the training loop's DataLoader has none; workers_new: it has some, which start anew in short
 epochs. buckets_small: DDP's are set below its default. no_buffers: the model has none that DDP could send.
 bucket_view: gradient_as_bucket_view is set. blocks: units of fully_shard hold several weights.
-resharded_not: no unit is resharded behind its forward pass. foreach_off, fused: of the optimizer with most
-parameters. optimizer_of_another: it is none of torch.optim. never_fused: it has no such form. unfused: all
-are of UNFUSED. anomaly: autograd's anomaly detection is on. no_core: workers of a loader would take cores
-from training. short_batch: a worker would take as long to hand a batch over as the step waits for it.
-whole_batches: the data set is asked for a batch at once. cuda_graphs: torch.compile was asked to replay the
-model as CUDA graphs. own_crowd: a process has more threads of torch and loader workers than cores."""
+resharded_not: no unit is resharded behind its forward pass. reduced_narrow, gathered_narrow: its gradients,
+its weights move in 16 bits. foreach_off, fused: of the optimizer with most parameters. optimizer_of_another:
+it is none of torch.optim. never_fused: it has no such form. unfused: all are of UNFUSED. anomaly: autograd's
+anomaly detection is on. no_core: workers of a loader would take cores from training. short_batch: a worker
+would take as long to hand a batch over as the step waits for it. whole_batches: the data set is asked for a
+batch at once. cuda_graphs: torch.compile was asked to replay the model as CUDA graphs. own_crowd: a process
+has more threads of torch and loader workers than cores."""
 OFFERS = {
     "fused": r"\bfused(?:=True| optimizer)",
     "bucket_view": r"\bgradient_as_bucket_view=True",
     "resharded_not": r"\b(?:reshard_after_forward=False|SHARD_GRAD_OP)",
+    "reduced_narrow": r"\bmp_policy with reduce_dtype|\bmixed_precision=",
+    "gathered_narrow": r"\bmp_policy with param_dtype",
     "no_buffers": r"\bbroadcast_buffers=False",
     "compile": r"\btorch\.compile\(model\)",
     "cuda_graphs": r"\bmode='reduce-overhead'",
@@ -253,6 +258,12 @@ def _units(units: Sequence[Mapping[str, Any]], names: set[str], facts: dict[str,
         row.get("reshard_after_forward") or row.get("sharding_strategy") in RESHARDED for row in units
     )
     names |= set() if is_resharded else {"resharded_not"}
+    for name, keys in (
+        ("reduced_narrow", ("reduce_dtype", "param_dtype")),
+        ("gathered_narrow", ("param_dtype",)),
+    ):
+        moved = [next((row[key] for key in keys if row.get(key)), None) for row in units]
+        names |= {name} if all(FLOATS.get(str(dtype)) == 2 for dtype in moved) else set()
 
 
 def _ddp(wrapper: Mapping[str, Any], names: set[str], facts: dict[str, str]) -> None:

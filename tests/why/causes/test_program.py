@@ -195,12 +195,20 @@ def test_without_a_description_the_advice_is_general(tmp_path):
             {"units": {"num_parameters": 9, "reshard_after_forward": True, "times": 4}}, "blocks", id="blocks"
         ),
         pytest.param({"units": {"num_parameters": 1, "times": 4}}, "resharded_not", id="reshard"),
+        pytest.param({"units": {"param_dtype": "bfloat16"}}, "reduced_narrow", id="reduced-as-gathered"),
+        pytest.param({"units": {"param_dtype": "bfloat16"}}, "gathered_narrow", id="gathered"),
     ],
 )
 def test_names_that_rules_ask_for(program, name):
     names, _ = program_of(run_with(**program))
     assert name in names
     assert names <= set(STACKS)
+
+
+def test_units_that_reduce_in_fp32_may_do_so_in_less():
+    names, _ = program_of(run_with(units={"param_dtype": "bfloat16", "reduce_dtype": "float32"}))
+    assert "gathered_narrow" in names
+    assert "reduced_narrow" not in names
 
 
 def test_any_json_is_read_as_a_program():
