@@ -117,7 +117,7 @@ class MethodCalls:
                             group,
                             op,
                             given,
-                            max([tensor.nbytes for tensor in given]),
+                            max(given[0].nbytes, given[-1].nbytes),
                             DTYPE_NAMES[given[-1].dtype],
                             args[-1].asyncOp,
                             partial(getattr(group._get_backend(target.device), name), *args),
