@@ -9,7 +9,7 @@ from rich.text import Text
 
 from aorta.programs.bounds import Prediction
 from aorta.programs.lint.one_rank import Instruction, OrderEdge, Verdict
-from aorta.programs.lint.recorded import OrderDifference, Recorded
+from aorta.programs.lint.recorded import Order, Recorded
 from aorta.programs.simulator import Ran, duration_us
 
 WIDTH = 110
@@ -67,7 +67,7 @@ def _compared(recorded: Recorded) -> str:
     )
 
 
-def _differences(kind: str, differences: Sequence[OrderDifference], show_all: bool) -> list[str]:
+def _differences(kind: str, differences: Sequence[Order], show_all: bool) -> list[str]:
     lines: list[str] = []
     for difference in differences if show_all else differences[:NUM_SHOWN]:
         lines += [

@@ -25,8 +25,8 @@ MAX_SHOWN = 100
 """Most differences of a kind that are kept."""
 
 
-class PinnedWait(msgspec.Struct, frozen=True, kw_only=True):
-    """Order of two operations in the recording: `after` waits for `before`, by this chain."""
+class Order(msgspec.Struct, frozen=True, kw_only=True):
+    """Order of two operations: `after` waits for `before`, by this chain."""
 
     before: str
     after: str
@@ -40,18 +40,10 @@ class Pinned(msgspec.Struct, frozen=True, kw_only=True):
     stream: str
     number: int
     """Place among the communications, in order of issue."""
-    waits_for: PinnedWait | None
+    waits_for: Order | None
     """The last compute before it; None where none is."""
-    holds_up: PinnedWait | None
+    holds_up: Order | None
     """The first compute after it."""
-
-
-class OrderDifference(msgspec.Struct, frozen=True, kw_only=True):
-    """Order of two of the program's operations that only the recording or only the program has."""
-
-    before: str
-    after: str
-    chain: list[Instruction]
 
 
 class Recorded(msgspec.Struct, frozen=True, kw_only=True):
@@ -66,9 +58,9 @@ class Recorded(msgspec.Struct, frozen=True, kw_only=True):
     program: str | None
     num_repetitions: int | None
     """Number of times that the recording runs the program; null without one."""
-    unexpected: list[OrderDifference]
+    unexpected: list[Order]
     """Orders in the recording that the program does not cause."""
-    absent: list[OrderDifference]
+    absent: list[Order]
     """Orders of the program that the recording does not have."""
     warnings: list[str]
 
@@ -121,9 +113,9 @@ def _pinned(graph: Graph, data: list[int], precedence: Precedence) -> Iterator[P
             )
 
 
-def _wait(graph: Graph, u: int, v: int) -> PinnedWait:
+def _wait(graph: Graph, u: int, v: int) -> Order:
     chain = [instruction(graph.nodes[index]) for index in graph.chain(u, v)]
-    return PinnedWait(before=graph.nodes[u].label, after=graph.nodes[v].label, chain=chain)
+    return Order(before=graph.nodes[u].label, after=graph.nodes[v].label, chain=chain)
 
 
 class _Comparison:
@@ -141,8 +133,8 @@ class _Comparison:
         rows = self._matched(predicted_nodes)
         self.num_repetitions = len(rows)
         self.recorded_order, self.predicted_order = recorded_order, self.predicted.precedence()
-        self.unexpected: list[OrderDifference] = []
-        self.absent: list[OrderDifference] = []
+        self.unexpected: list[Order] = []
+        self.absent: list[Order] = []
         for nodes in rows:
             self._compare(nodes)
 
@@ -200,10 +192,10 @@ class _Comparison:
             if m not in (a, b)
         )
 
-    def _note(self, differences: list[OrderDifference], a: int, b: int, chain: list[Instruction]) -> None:
+    def _note(self, differences: list[Order], a: int, b: int, chain: list[Instruction]) -> None:
         earlier, later = (self.predicted.nodes[self.predicted_nodes[index]].label for index in (a, b))
         is_noted = any(
             (difference.before, difference.after) == (earlier, later) for difference in differences
         )
         if not is_noted and len(differences) < MAX_SHOWN:
-            differences.append(OrderDifference(before=earlier, after=later, chain=chain))
+            differences.append(Order(before=earlier, after=later, chain=chain))
