@@ -236,7 +236,9 @@ def pictures_of_causes(source):
 def test_the_largest_cause_is_the_first_sentence():
     """Of a step of 40 ms 10 is rank 1's, between 8 and 12: the picture has 30 ms, then the cause."""
     source = with_causes(cause())
-    headline = "Rank 1 is late: 10.0 ms a step, 25 % [8.00, 12.0]; without it a step takes at least 28.0 ms"
+    headline = (
+        "Rank 1 is late: 10.0 ms a step, 25 % [8.00, 12.0] ms; without it a step takes at least 28.0 ms"
+    )
     assert text_of(source, "answer").startswith(f"{headline} a: a step takes 40.0 ms")
     (picture,) = pictures_of_causes(source)
     assert re.findall(r'width="([\d.]+)%"', picture) == ["75.000", "25.000"]

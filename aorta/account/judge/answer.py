@@ -40,8 +40,8 @@ def losses(dataset: Dataset) -> list[Loss]:
 
 
 def dataset_answer(dataset: Dataset, causes: Causes | None = None) -> str:
-    """'fsdp: data loading on rank 1: 20.1 ms a step, 38 % [19, 21]; ...': the largest cause; where there is
-    none, or nobody looked for any, what the step loses: 'fsdp: a step takes 41.2 ms; 12 % of it is exposed
+    """'fsdp: data loading on rank 1: 20.1 ms a step, 38 % [19, 21] ms; ...': the largest cause; where there
+    is none, or nobody looked for any, what the step loses: 'fsdp: a step takes 41.2 ms; 12 % of it is exposed
     communication, 3 % is idle; 59 % of communication is hidden'."""
     if causes is not None and causes.listed:
         return f"{dataset.label}: {causes.listed[0].headline}"

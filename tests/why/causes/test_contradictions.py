@@ -31,15 +31,15 @@ LIMITS = Limits(step_ms=40.0, longest_ms=90.0, has_groups=True)
 @pytest.mark.parametrize(
     ("text", "wrong"),
     [
-        ("data loading on rank 1: 20.1 ms a step, 50 % [18.0, 22.5]; at least 19.9 ms", None),
+        ("data loading on rank 1: 20.1 ms a step, 50 % [18.0, 22.5] ms; at least 19.9 ms", None),
         ("its thread sleeps 70.0 ms in such a step, the others' 0.00 ms", None),
         ("12 gaps, 80.0 ms each, together 0.960 s: 12 % of the time", None),
         ("the other rank waits 151.7 ms a step for it", "151.7 ms of a step"),
         ("its thread sleeps 100.0 ms in such a step", "the longest step takes 90"),
         ("its thread sleeps 0.100 s in such a step", "the longest step takes 90"),
         ("72.9 ms of a 33.0 ms step", "72.9 ms of a step"),
-        ("20.1 ms a step, 50 % [0.00, 993.6]", "holds 0"),
-        ("20.1 ms a step, 50 % [22.0, 25.0]", "outside of its interval"),
+        ("20.1 ms a step, 50 % [0.00, 993.6] ms", "holds 0"),
+        ("20.1 ms a step, 50 % [22.0, 25.0] ms", "outside of its interval"),
         ("a difference of 43,379.6 % could be seen", "43,379.6 % of a whole"),
         ("look at step None", "None"),
         ("a step waits n/a", "n/a"),
