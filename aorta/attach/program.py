@@ -110,6 +110,7 @@ class ProgramNotes:
         described = {name: optimizer.defaults.get(name) for name in OPTIMIZER_ARGUMENTS}
         described["kind"] = type(optimizer).__name__
         described |= _sizes(entry for group in optimizer.param_groups for entry in group["params"])
+        described |= _groups_of(optimizer)
         self._kept(self._optimizers, described)
 
     def _kept(self, kind: list[dict[str, Any]], described: dict[str, Any]) -> dict[str, Any] | None:
@@ -189,6 +190,20 @@ def _sizes(parameters: Any) -> dict[str, Any]:
         "parameter_bytes": sum(bytes_of.values()),
         "bytes_of_dtypes": bytes_of,
     }
+
+
+def _groups_of(optimizer: Any) -> dict[str, int]:
+    """How many groups its parameters are in, and how many these could be: as many as have other options."""
+    groups = optimizer.param_groups
+    options = {tuple(_plain(group.get(name)) for name in optimizer.defaults) for group in groups}
+    return {"num_groups": len(groups), "num_unlike_groups": len(options)}
+
+
+def _plain(value: Any) -> Any:
+    """What two options are compared by; a tensor by itself, as its value may be a device's."""
+    if isinstance(value, tuple | list):
+        return tuple(map(_plain, value))
+    return value if value is None or isinstance(value, bool | int | float | str) else id(value)
 
 
 def _text(value: Any) -> str | None:

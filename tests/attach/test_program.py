@@ -70,6 +70,23 @@ def test_a_unit_of_fsdp_tells_how_it_is_sharded_and_what_it_holds(notes):
     assert (row["num_parameters"], row["parameter_bytes"], row["site"]) == (2, 96, site)
 
 
+@pytest.mark.parametrize(
+    ("weight_decay", "unlike"),
+    [
+        pytest.param([0.0, 0.1, 0.1, 0.0], 2, id="with-and-without"),
+        pytest.param([0.1, 0.2, 0.3, 0.4], 4, id="all-unlike"),
+    ],
+)
+def test_an_optimizer_tells_how_many_of_its_groups_have_options_of_their_own(notes, weight_decay, unlike):
+    groups = [
+        {"params": [torch.zeros(1, requires_grad=True)], "weight_decay": each, "name": f"layer {place}"}
+        for place, each in enumerate(weight_decay)
+    ]
+    notes.optimizer_made(torch.optim.AdamW(groups))
+    (optimizer,) = notes.described()["optimizers"]
+    assert (optimizer["num_groups"], optimizer["num_unlike_groups"]) == (4, unlike)
+
+
 def test_a_replica_tells_its_buckets_and_buffers(notes):
     wrapper = SimpleNamespace(
         module=torch.nn.BatchNorm1d(4), bucket_bytes_cap=1 << 20, broadcast_buffers=True, static_graph=False

@@ -27,6 +27,7 @@ PROGRAM = (
     "reduced_narrow",
     "gathered_narrow",
     "foreach_off",
+    "many_groups",
     "fused",
     "optimizer_of_another",
     "never_fused",
@@ -42,12 +43,13 @@ PROGRAM = (
 epochs. buckets_small: DDP's are set below its default. no_buffers: the model has none that DDP could send.
 bucket_view: gradient_as_bucket_view is set. blocks: units of fully_shard hold several weights.
 resharded_not: no unit is resharded behind its forward pass. reduced_narrow, gathered_narrow: its gradients,
-its weights move in 16 bits. foreach_off, fused: of the optimizer with most parameters. optimizer_of_another:
-it is none of torch.optim. never_fused: it has no such form. unfused: all are of UNFUSED. anomaly: autograd's
-anomaly detection is on. no_core: workers of a loader would take cores from training. short_batch: a worker
-would take as long to hand a batch over as the step waits for it. whole_batches: the data set is asked for a
-batch at once. cuda_graphs: torch.compile was asked to replay the model as CUDA graphs. own_crowd: a process
-has more threads of torch and loader workers than cores."""
+its weights move in 16 bits. foreach_off, fused: of the optimizer with most parameters. many_groups: it has
+groups of a few parameters each, most with the same options. optimizer_of_another: it is none of torch.optim.
+never_fused: it has no such form. unfused: all are of UNFUSED. anomaly: autograd's anomaly detection is on.
+no_core: workers of a loader would take cores from training. short_batch: a worker would take as long to hand
+a batch over as the step waits for it. whole_batches: the data set is asked for a batch at once. cuda_graphs:
+torch.compile was asked to replay the model as CUDA graphs. own_crowd: a process has more threads of torch and
+loader workers than cores."""
 OFFERS = {
     "fused": r"\bfused(?:=True| optimizer)",
     "bucket_view": r"\bgradient_as_bucket_view=True",
@@ -89,6 +91,11 @@ WIDE_PART = 0.1
 """Norms in fp32 beside a model in bf16 are less."""
 SHORT_EPOCH = 200
 """Batches."""
+MANY_GROUPS = 16
+FEW_PARAMETERS = 4
+"""Of a group, that an optimizer goes through at once: as many and fewer are no faster together than alone."""
+FEWER_GROUPS = 0.25
+"""Groups with options of their own over all groups, up to which putting like ones together is worth it."""
 
 
 def without_in_force(change: str, names: frozenset[str]) -> str:
@@ -157,6 +164,7 @@ def program_of(run: RunRecord | None) -> tuple[frozenset[str], dict[str, str]]:
         names |= {"fused"} if optimizer.get("fused") else set()
         is_off = optimizer.get("foreach") is False and not optimizer.get("fused")
         names |= {"foreach_off"} if is_off else set()
+        _groups(optimizer, names, facts)
         is_torchs = str(optimizer.get("kind")) in TORCH_OPTIMIZERS
         names |= set() if is_torchs or optimizer.get("fused") else {"optimizer_of_another"}
         all_rows = _rows(program.get("optimizers"))
@@ -278,6 +286,20 @@ def _ddp(wrapper: Mapping[str, Any], names: set[str], facts: dict[str, str]) -> 
         "bucket_cap_mb": f"{cap:.3g}",
         "buffers": f"{_number(wrapper, 'num_buffers'):.0f} buffers, {mib:.3g} MiB",
     }
+
+
+def _groups(optimizer: Mapping[str, Any], names: set[str], facts: dict[str, str]) -> None:
+    """Whether the optimizer goes through a few parameters at a time, and needs not."""
+    groups, unlike, parameters = (
+        int(_number(optimizer, name)) for name in ("num_groups", "num_unlike_groups", "num_parameters")
+    )
+    if groups >= MANY_GROUPS and parameters <= FEW_PARAMETERS * groups and unlike <= FEWER_GROUPS * groups:
+        names.add("many_groups")
+        facts["groups"] = f"{groups:,} parameter groups of {parameters:,} parameters"
+        facts["fewer_groups"] = {
+            1: "one, as all have the same options",
+            2: "two, as with and without weight decay",
+        }.get(unlike, f"the {unlike} whose options differ")
 
 
 def _site(name: str, row: Mapping[str, Any]) -> dict[str, str]:

@@ -36,6 +36,9 @@ DDP = {
 ADAM = {"parameter_bytes": 4, "kind": "Adam", "foreach": None, "fused": None, "site": "train.py:60"}
 
 
+OF_300 = {"num_parameters": 302, "num_groups": 302, "num_unlike_groups": 2}
+
+
 def run_with(**program):
     return msgspec.structs.replace(run_record(2), program={name: [row] for name, row in program.items()})
 
@@ -102,6 +105,31 @@ def broadcasts(rank, step, noise):
             {"optimizers": ADAM | {"kind": "DistributedShampoo"}},
             "DistributedShampoo at train.py:60 is none of torch.optim",
             id="optimizer-of-another",
+        ),
+        pytest.param(
+            slow_optimizer,
+            {"optimizers": ADAM | OF_300},
+            "302 parameter groups of 302 parameters at train.py:60: make two, as with and without weight"
+            " decay, and set fused=True there",
+            id="a-group-for-each-parameter",
+        ),
+        pytest.param(
+            slow_optimizer,
+            {"optimizers": ADAM | OF_300 | {"fused": True}},
+            "make two, as with and without weight decay; a fused kernel",
+            id="a-group-for-each-parameter-fused",
+        ),
+        pytest.param(
+            slow_optimizer,
+            {"optimizers": ADAM | OF_300 | {"num_unlike_groups": 100}},
+            "fused=True at train.py:60: Adam",
+            id="groups-that-differ",
+        ),
+        pytest.param(
+            slow_optimizer,
+            {"optimizers": ADAM | OF_300 | {"num_groups": 2}},
+            "fused=True at train.py:60: Adam",
+            id="two-groups",
         ),
         pytest.param(broadcasts, {"wrappers": DDP}, "at train.py:50 (2 buffers, 3 MiB)", id="buffers"),
         pytest.param(broadcasts, {"wrappers": DDP | {"num_buffers": 0}}, "has no buffers", id="no-buffers"),
