@@ -24,6 +24,9 @@ LEAST_CHANCE = 1e-3
 LEAST_CHANCE_APART = 0.02
 """The same of slow steps that also stand apart from all others: few of them, in a short run."""
 LONGEST_PERIOD = 64
+"""That is looked for by all steps; it and a longer one also by the slowest alone, of which it must have
+LEAST_HITS: where few steps are slow, chance deals some other period a higher rank in the mean."""
+LONGEST_OF_ALL, LEAST_HITS = 1024, 0.7
 MOST_STEPS = 1 << 14
 """Of a longer run the last ones."""
 ALIKE = 0.75
@@ -68,6 +71,18 @@ class Occasions:
         mean = float(values.mean())
         half = half_width(values, self.usual_error_ms) if self.half_width is None else self.half_width * mean
         return part * mean, (part * max(mean - half, 0.0), part * (mean + half))
+
+    def among(
+        self, known: NDArray[np.int64], steps: NDArray[np.int64]
+    ) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+        """Which steps are slow, and which are usual. known: those of these occasions. A period tells it of
+        others, too; without one these are neither."""
+        is_slow, is_known = np.isin(steps, known[self.is_slow]), np.isin(steps, known)
+        if self.period is None:
+            return is_slow, is_known & ~is_slow
+        places = np.bincount(known[self.is_slow] % self.period, minlength=self.period)
+        is_slow |= ~is_known & (steps % self.period == places.argmax())
+        return is_slow, ~is_slow
 
     def are_most_of(self, has_it: NDArray[np.bool_]) -> bool:
         """Whether all slow steps are among those that have something, and most of these are slow."""
@@ -188,40 +203,68 @@ def _periodic(values: Floats, global_step: NDArray[np.int64]) -> tuple[int, int]
     num = len(values)
     ranks = np.empty(num)
     ranks[np.argsort(values, kind="stable")] = np.arange(num)
+    in_order = np.argsort(values, kind="stable")
     best: tuple[float, int, int, int] | None = None
-    num_tried = 0
     for period in range(2, min(LONGEST_PERIOD, (num - 1) // (MIN_SLOW - 1)) + 1):
         phase = global_step % period
         count = np.bincount(phase, minlength=period)
         sums = np.bincount(phase, weights=ranks, minlength=period)
         usable = (count >= MIN_SLOW) & (2 * count <= num + 1)
-        num_tried += int(usable.sum())
         spread = np.sqrt(np.maximum(count * (num - count) * (num + 1) / 12, 1e-9))
         z = np.where(usable, (sums - count * (num - 1) / 2) / spread, -np.inf)
         top = int(np.argmax(z))
         if best is None or z[top] > best[0]:
             best = float(z[top]), period, top, int(count[top])
-    if best is None or not np.isfinite(best[0]):
+    found: list[tuple[float, int, int]] = []
+    if best is not None and np.isfinite(best[0]):
+        _, period, phase_of_best, count_of_best = best
+        hits = int((global_step[in_order[num - count_of_best :]] % period == phase_of_best).sum())
+        found.append((_log_chance_of_hits(hits, count_of_best, num), period, phase_of_best))
+    num_tried, of_slowest = _of_the_slowest(in_order, global_step)
+    if not found and not of_slowest:
         return None
-    _, period, phase_of_best, count_of_best = best
-    is_phase = global_step % period == phase_of_best
-    slowest = np.argsort(values, kind="stable")[num - count_of_best :]
-    hits = int(is_phase[slowest].sum())
-    chance = num_tried * _chance_of_hits(hits, count_of_best, num)
+    log_chance, period, phase_of_best = min([*found, *of_slowest])
+    chance = num_tried * math.exp(log_chance)
     if chance >= LEAST_CHANCE:
+        is_phase = global_step % period == phase_of_best
         slow, usual = values[is_phase], values[~is_phase]
         if chance >= LEAST_CHANCE_APART or not slow.min() - usual.max() > _width(usual):
             return None
     return period, phase_of_best
 
 
-def _chance_of_hits(num_hits: int, num_drawn: int, num: int) -> float:
-    """That as many drawn steps and more are among the num_drawn slowest of num: hypergeometric."""
-    log_all = _log_choose(num, num_drawn)
-    return math.fsum(
-        math.exp(_log_choose(num_drawn, hits) + _log_choose(num - num_drawn, num_drawn - hits) - log_all)
+def _of_the_slowest(
+    in_order: NDArray[np.intp], global_step: NDArray[np.int64]
+) -> tuple[int, list[tuple[float, int, int]]]:
+    """How many phases were tried, and the least likely one that has enough of the slowest steps: logarithm of
+    its chance, period and phase. in_order: places of the steps, the slowest last."""
+    num, num_tried = len(in_order), 0
+    best: list[tuple[float, int, int]] = []
+    slowest = global_step[in_order[::-1][: num // 2 + 1]]
+    for period in range(2, min(LONGEST_OF_ALL, (num - 1) // (MIN_SLOW - 1)) + 1):
+        # Of longer periods all phases, as nearly all of them have steps enough.
+        is_short = period <= LONGEST_PERIOD
+        num_tried += int((np.bincount(global_step % period) >= MIN_SLOW).sum()) if is_short else period
+        of_slowest = np.bincount(slowest[: max(num // period, MIN_SLOW)] % period)
+        top = int(of_slowest.argmax())
+        if of_slowest[top] < LEAST_HITS * (num // period):
+            continue
+        count = int((global_step % period == top).sum())
+        hits = int((slowest[:count] % period == top).sum())
+        if MIN_SLOW <= count <= (num + 1) / 2 and hits >= LEAST_HITS * count:
+            found = _log_chance_of_hits(hits, count, num), period, top
+            best = [min([found, *best])]
+    return num_tried, best
+
+
+def _log_chance_of_hits(num_hits: int, num_drawn: int, num: int) -> float:
+    """Of as many drawn steps and more among the num_drawn slowest of num: hypergeometric."""
+    logs = [
+        _log_choose(num_drawn, hits) + _log_choose(num - num_drawn, num_drawn - hits)
         for hits in range(max(num_hits, 2 * num_drawn - num), num_drawn + 1)
-    )
+    ]
+    most = max(logs)
+    return most + math.log(math.fsum(math.exp(one - most) for one in logs)) - _log_choose(num, num_drawn)
 
 
 def _log_choose(num: int, drawn: int) -> float:

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aorta.account.cause import CodeLine
+from aorta.account.judge.occasional import occasions
 from aorta.account.load.rank.phases import PREFIX
 from aorta.account.model import Run, once_of_run
 from aorta.records.stacks import DOING, PLACES, STACK_PHASES, Doing, Place, StackFrame, StackPhase, Stacks
@@ -130,8 +131,32 @@ def samples_of(run: Run, rank: int) -> Samples | None:
     lengths = run.values("step_ms")[run.ranks.index(rank)]
     if not sampled_us > 0 or not np.isfinite(lengths).any():
         return None
-    step_ms = float(np.nanmean(lengths))
-    return Samples(stacks, column, np.asarray(rows[:, 6] * (step_ms / sampled_us), dtype=np.float64), rows)
+    ms = np.asarray(rows[:, 6] * (float(np.nanmean(lengths)) / sampled_us), dtype=np.float64)
+    return Samples(stacks, column, _as_long(ms, column, lengths, steps), rows)
+
+
+def _as_long(
+    ms: NDArray[np.float64],
+    column: NDArray[np.int64],
+    lengths: NDArray[np.float64],
+    steps: NDArray[np.int64],
+) -> NDArray[np.float64]:
+    """Samples of slow steps and of usual ones with the parts of the run that these are: the lengths of all
+    steps are known, and of few samples one more or less falls into a rare long step. As they were without
+    slow steps, or without samples of them."""
+    known = np.isfinite(lengths)
+    slow = occasions(lengths[known], steps[known])
+    if slow is None:
+        return ms
+    is_slow = np.zeros(len(lengths), dtype=bool)
+    is_slow[known] = slow.is_slow
+    weighed = ms.copy()
+    for of_steps in (is_slow, known & ~is_slow):
+        which = (column >= 0) & of_steps[column]
+        if which.sum() < FEWEST:
+            return ms
+        weighed[which] *= float(lengths[of_steps].sum()) / len(lengths[known]) / float(ms[which].sum())
+    return weighed
 
 
 @once_of_run

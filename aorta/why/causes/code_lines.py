@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aorta.account.cause import CauseKind, CodeLine
-from aorta.account.judge.occasional import Occasions, occasions
+from aorta.account.judge.occasional import occasions
 from aorta.account.judge.sites import SiteRow, sites_of
 from aorta.account.judge.stacks import MOST, MOST_RANKS, Samples, WeightedStack, heaviest, samples_of
 from aorta.account.model import Run
@@ -237,7 +237,7 @@ def _chosen(finding: CauseFinding, judged: Run, samples: Samples, factor: float)
     elif finding.occasions is None or not len(finding.occasions.is_slow):
         return samples.chosen(_which(finding, samples, in_some), factor)
     else:
-        is_slow, is_usual = _slow_and_usual(finding.occasions, judged)
+        is_slow, is_usual = finding.occasions.among(_steps_of(judged), _steps_of(judged.whole or judged))
     which = _which(finding, samples, in_some)
     num_slow, num_usual = int(is_slow.sum()), int(is_usual.sum())
     factor *= len(is_slow) / (num_slow + num_usual)  # of the steps of which it is known
@@ -260,18 +260,6 @@ def _of_its_steps(
         before, step_ms = np.append(is_slow[1:], False), judged.values("step_ms").max(axis=0)
         is_slow = before if np.median(step_ms[before]) > np.median(step_ms[is_slow]) else is_slow
     return is_slow, steps & ~is_slow
-
-
-def _slow_and_usual(slow: Occasions, judged: Run) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
-    """Of the steps of the whole run. A period tells it of steps that the loss was not looked for in, too;
-    without one these are neither."""
-    known, steps = _steps_of(judged), _steps_of(judged.whole or judged)
-    is_slow, is_known = np.isin(steps, known[slow.is_slow]), np.isin(steps, known)
-    if slow.period is None:
-        return is_slow, is_known & ~is_slow
-    places = np.bincount(known[slow.is_slow] % slow.period, minlength=slow.period)
-    is_slow |= ~is_known & (steps % slow.period == places.argmax())
-    return is_slow, ~is_slow
 
 
 def _steps_of(judged: Run) -> NDArray[np.int64]:

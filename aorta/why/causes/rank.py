@@ -41,8 +41,9 @@ from aorta.why.causes.finding import (
     CauseFinding,
     Floats,
 )
-from aorta.why.causes.losses.of_a_step import RARE, SEEN, findings
+from aorta.why.causes.losses.of_a_step import CALLS_THE_MODEL, RARE, SEEN, findings
 from aorta.why.causes.losses.outside import outside_cause
+from aorta.why.causes.losses.slow_steps import slow_of_all_steps
 from aorta.why.causes.losses.waiting import left_out
 from aorta.why.causes.program import program_of, settings_text, stack_of, without_in_force, workers_of
 from aorta.why.causes.rules import CauseRule, rules
@@ -70,8 +71,6 @@ OF_THEIR_LINE: tuple[CauseKind, ...] = (
 goes with it."""
 IN_AN_UPDATE = 8
 """Optimizer steps that learn from what was gathered before the first of them, at most."""
-CALLS_THE_MODEL = 0.25
-"""Of what slow steps are longer by, that is in a module."""
 ECHO = 0.4
 """Of a rank whose host launches late, that what all ranks lose must be to stand before it: no more is known
 of that host, and what all lose makes it launch more."""
@@ -165,9 +164,11 @@ def found_causes(judged: Run, path: str = "RUN") -> Causes:
     cannot_tell: list[str] = []
     no_loss: list[str] = []
     exposures = Exposures(looked)
-    found = [
-        (finding, ledger.take(finding)) for finding in findings(looked, account, _slow_steps(judged, looked))
-    ]
+    rare = slow_of_all_steps(judged, account.global_step)
+    of_account = findings(
+        looked, account, _slow_steps(judged, looked), None if rare is None else rare.occasions
+    )
+    found = [(finding, ledger.take(finding)) for finding in of_account]
     for finding, taken in found:
         _keep(finding, sum(taken.values()))
         room = _Room(_may_go_too(taken, ledger), _most_ms(account, ledger))
@@ -190,8 +191,15 @@ def found_causes(judged: Run, path: str = "RUN") -> Causes:
     starved = {one.rank for one, _ in named if late and late.facts["op"] == "starved" and one.is_waited_for}
     if late is not None and late.rank not in starved:
         named += [
-            (cause, {}) for cause in _of_left_out(late, rule_of[late.kind], judged, account, stack, path)
+            (cause, {})
+            for cause in _of_others(
+                late, steps_left_out(judged), rule_of[late.kind], judged, account, stack, path
+            )
         ]
+    if rare is not None:
+        all_steps = np.ones(judged.num_judged, dtype=bool)
+        of_rare = _of_others(rare, all_steps, rule_of[rare.kind], judged, account, stack, path)
+        named += [(cause, {}) for cause in of_rare]
     found_all = [cause for cause, _ in named]
     named.sort(key=lambda one: _place(one[0], found_all))
     named = _once(named, looked)[:MOST_SHOWN]
@@ -362,26 +370,28 @@ def _is_in(one: Named, other: Named, judged: Run | None) -> bool:
     return larger.kind in OF_THEIR_LINE and not is_apart and larger.rank == cause.rank
 
 
-def _of_left_out(
-    late: CauseFinding,
+def _of_others(
+    finding: CauseFinding,
+    chosen: NDArray[np.bool_],
     rule: CauseRule,
     judged: Run,
     account: Account,
     stack: frozenset[str],
     path: str,
 ) -> Iterator[Cause]:
-    """The cause of what is late in steps that the account, which is of recorded ones, does not hold."""
-    is_left_out, step_ms = steps_left_out(judged), judged.values("step_ms")
+    """The cause of what is lost in these judged steps, of which the account, which is of recorded ones, has
+    none or too few."""
+    step_ms = judged.values("step_ms")
     of_these = replace(
         account,
-        global_step=judged.global_step[judged.judged_steps][is_left_out],
-        step_ms=step_ms[:, is_left_out],
+        global_step=judged.global_step[judged.judged_steps][chosen],
+        step_ms=step_ms[:, chosen],
         cells={},
         tails={},
     )
-    cause = cause_of(late, rule, judged, of_these, stack, path, _Room(0.0, of_these.mean_step_ms))
-    if cause is not None:
-        part, interval = float(is_left_out.mean()), cause.interval_ms
+    cause = cause_of(finding, rule, judged, of_these, stack, path, _Room(0.0, of_these.mean_step_ms))
+    if cause is not None and not _of_no_usual_step(cause, finding, judged, of_these):
+        part, interval = float(chosen.mean()), cause.interval_ms
         all_ms = float(np.nanmean(step_ms))
         of_all = (
             f"{quantity(part * cause.ms, 'ms')} is of the mean of all {judged.num_judged:,} judged steps,"
@@ -565,7 +575,9 @@ def cause_of(
     is_vague = value.interval_ms is None and judged.source not in TRACE_SOURCES
     least = _least_share(rule, finding, judged) * (FEW_STEPS_FACTOR if is_vague else 1)
     least = _least_beside_host(least, finding)
-    if finding.kind == "optimizer" and not account.on_device:  # its own time, of what is the program's own
+    # Its own time, of what is the program's own.
+    is_own = finding.kind == "optimizer" or (finding.kind == "program_code" and "group" in finding.facts)
+    if (is_own or finding.facts.get("op") == "slow_steps") and not account.on_device:
         least *= 1 - account.share("core_taken")
     if share < least or (rule.needs_interval and not value.is_sure(finding.ms, least * step)):
         if not finding.is_risk:

@@ -27,10 +27,11 @@ def noise(kind, random, num):
     raise AssertionError(kind)
 
 
+@pytest.mark.parametrize("num", [NUM, 400])
 @pytest.mark.parametrize("kind", ["normal", "lognormal", "pareto", "student", "walk", "stretch"])
-def test_noise_has_no_slow_steps(kind):
+def test_noise_has_no_slow_steps(kind, num):
     random = np.random.default_rng(3)
-    seen = [occasions(noise(kind, random, NUM), np.arange(NUM)) is not None for _ in range(TRIALS)]
+    seen = [occasions(noise(kind, random, num), np.arange(num)) is not None for _ in range(TRIALS)]
     assert sum(seen) <= 2
 
 
@@ -45,6 +46,27 @@ def test_a_period_is_seen_with_its_steps_and_its_loss(period, first):
     assert slow.is_slow.tolist() == is_slow.tolist()
     assert slow.each_ms == pytest.approx(12.0, abs=1.5)
     assert slow.mean_ms()[0] == pytest.approx(slow.excess_ms.mean())
+
+
+@pytest.mark.parametrize(
+    ("num", "period"),
+    [
+        pytest.param(400, 50, id="eight-of-400"),
+        pytest.param(400, 100, id="four-of-400"),
+        pytest.param(6000, 100, id="sixty-of-6000"),
+        pytest.param(6000, 500, id="twelve-of-6000"),
+    ],
+)
+def test_a_long_period_is_seen_in_few_steps(num, period):
+    """A checkpoint of 60 ms in noisy steps of 30, with the hiccups that a machine has."""
+    for seed in range(10):
+        random = np.random.default_rng(seed)
+        steps = 3 + np.arange(num)
+        is_slow = steps % period == 1
+        hiccups = 40.0 * (random.random(num) < 0.3 / period)
+        slow = occasions(30 * random.lognormal(0, 0.15, num) + 60.0 * is_slow + hiccups, steps)
+        assert slow.period == period
+        assert slow.is_slow.tolist() == is_slow.tolist()
 
 
 def test_the_interval_holds_the_loss():

@@ -15,7 +15,7 @@ from aorta.account.judge.profiles import (
     told_differences,
     tree,
 )
-from aorta.account.judge.stacks import timed_samples_of
+from aorta.account.judge.stacks import samples_of, timed_samples_of
 from aorta.records.stacks import STACK_PHASES
 from tests.account.judge.sampled_runs import AUGMENT, BACKWARD, MAIN, SLEEP, sampled, sampled_dataset
 
@@ -136,6 +136,20 @@ def test_nodes_that_do_not_fit_count_as_their_callers(late_rank):
     assert whole.frames == [None, MAIN, BACKWARD]
     assert whole.total_ms[:, 0] == pytest.approx([step_ms(late_rank, 0), step_ms(late_rank, 1)])
     assert whole.ms[1, 1] == pytest.approx(step_ms(late_rank, 1) / 3)
+
+
+def test_samples_of_rare_long_steps_take_the_time_that_these_have():
+    """Steps of 100 ms more come five times in 50; samples see less than half as much of them as there is."""
+    num, slow = 50, [*range(4, 50, 10)]
+    stacks = sampled(*backward(40_000, *range(num)), *asleep(40_000, *slow))
+    judged = sampled_dataset([stacks], num_steps=num).first
+    lengths = np.array(judged.metrics["step_ms"])
+    lengths[:, slow] += 100.0
+    judged = msgspec.structs.replace(judged, metrics={**judged.metrics, "step_ms": lengths})
+    samples = samples_of(judged, 0)
+    in_slow = np.isin(samples.column, np.array(slow) - judged.num_warmup)
+    assert samples.ms[in_slow].sum() == pytest.approx(lengths[0, slow].sum() / judged.num_judged)
+    assert samples.ms[samples.is_judged].sum() == pytest.approx(step_ms(judged, 0))
 
 
 @pytest.mark.parametrize(

@@ -8,58 +8,14 @@ import pytest
 
 from aorta.account.judge.judged import judge
 from aorta.account.load.open import load_run
-from aorta.records.files import sites_name, stacks_name
+from aorta.records.files import sites_name
 from aorta.records.schema import CallSite, CallSites, HostSpan, HostUse
-from aorta.records.stacks import DOING, PLACES, STACK_PHASES, StackChunk, StackFrame, StackSample
+from aorta.records.stacks import StackFrame
 from aorta.why.causes.losses.program_code import _own_ms_at_most, _python_at, host_is_ahead_of_copies
 from aorta.why.causes.rank import found_causes
 from tests.records.run_folders import run_record
-from tests.why.causes.runs import STEPS, Host, causes, plain, run_of, waited
-
-TRAIN = "/job/train.py"
-FRAMES = {
-    "main": StackFrame(TRAIN, 20, "main", is_program=True),
-    "augment": StackFrame("/job/straggler.py", 5, "augment", is_program=True),
-    "backward": StackFrame("torch", 0, "Tensor.backward", is_program=False),
-    "synchronize": StackFrame("torch", 0, "synchronize", is_program=False),
-    "loads": StackFrame("python", 0, "loads", is_program=False),
-    "norm": StackFrame("torch", 0, "SyncBatchNorm.forward", is_program=False),
-    "getitem": StackFrame("/job/data.py", 7, "Rows.__getitem__", is_program=True),
-    "hook": StackFrame(TRAIN, 33, "main", is_program=True),
-}
-NAMES = [*FRAMES]
-
-
-def write_stacks(folder, rank, *samples):
-    """samples: (frame below main, the hook's below backward, phase, doing, ms) of every step, or with N
-    behind it of one in N."""
-    chunk = StackChunk(
-        begins=True,
-        frames=[*FRAMES.values()],
-        nodes=[
-            (-1, 0),
-            *(
-                (NAMES.index("backward") * (name == "hook"), frame)
-                for frame, name in enumerate(NAMES)
-                if frame
-            ),
-        ],
-        samples=[
-            StackSample(
-                step,
-                PLACES.index("body"),
-                STACK_PHASES.index(phase),
-                DOING.index(doing),
-                False,
-                NAMES.index(name),
-                int(ms * 1e3),
-            )
-            for step in range(STEPS)
-            for name, phase, doing, ms, *every in samples
-            if step % (every or [1])[0] == 0
-        ],
-    )
-    (folder / stacks_name(rank)).write_bytes(msgspec.json.encode(chunk) + b"\n")
+from tests.why.causes.runs import Host, causes, plain, run_of, waited
+from tests.why.causes.stacks import COMMON, FRAMES, TRAIN, write_stacks
 
 
 def first_cause(folder):
@@ -68,9 +24,6 @@ def first_cause(folder):
 
 def late(rank, step, noise):
     return waited(8.0, rank, step, noise)
-
-
-COMMON = ("backward", "backward", "runs", 30.0)
 
 
 def test_a_late_rank_is_named_with_what_it_does_and_the_others_do_not(tmp_path):
@@ -312,6 +265,24 @@ def test_work_of_one_rank_alone_is_not_that_of_all(tmp_path):
     write_stacks(folder, 0, COMMON, ("augment", "rest", "runs", 6.0))
     write_stacks(folder, 1, COMMON)
     assert causes(judge(load_run(folder, "run"))) == []
+
+
+@pytest.mark.parametrize(
+    ("backward_every", "augment_every", "ms"),
+    [
+        pytest.param(1, (5, 10), 32.0 * 6 / 52, id="four-of-27-samples-and-two-of-25"),
+        pytest.param(1, (5, 20), None, id="four-of-27-and-one-of-24"),
+        pytest.param(2, (10, 20), None, id="three-of-25-in-all"),
+    ],
+)
+def test_a_rank_with_fewer_samples_by_chance_has_as_much_of_it(tmp_path, backward_every, augment_every, ms):
+    """Few samples that show a tenth of the step on a mean rank: with three, it may be half as much."""
+    folder = run_of(tmp_path, lambda rank, step, noise: plain(noise))
+    for rank in (0, 1):
+        passes = ("backward", "backward", "runs", 30.0, backward_every)
+        write_stacks(folder, rank, passes, ("augment", "rest", "runs", 30.0, augment_every[rank]))
+    found = [(cause.kind, cause.ms) for cause in causes(judge(load_run(folder, "run"), 1))]
+    assert found == ([] if ms is None else [("program_code", pytest.approx(ms, rel=0.03))])
 
 
 @pytest.mark.parametrize(

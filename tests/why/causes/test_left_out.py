@@ -11,6 +11,7 @@ from aorta.why.causes.rank import late_rank
 from tests.dist.launch import run_ranks
 from tests.record.rank_programs import late_where_left_out
 from tests.why.causes.runs import Host, causes, run_of
+from tests.why.causes.stacks import COMMON, write_stacks
 
 FIRST, STEPS = 24, 80
 LEFT_OUT = {
@@ -118,3 +119,33 @@ def test_a_rank_that_sleeps_in_steps_that_are_left_out_is_named_while_it_runs(tm
     assert late.rank == 1
     assert late.wait_ms > 20
     assert (1, False) in late_ranks(judge(load_run(tmp_path, "a")))
+
+
+@pytest.mark.parametrize(
+    ("phase", "kinds"),
+    [
+        pytest.param("rest", [("pause", "augment(), straggler.py:5")], id="own-code"),
+        pytest.param("checkpoint", [("checkpoint", "augment(), straggler.py:5")], id="checkpoint"),
+        pytest.param("forward", [], id="calls-of-the-model"),
+        pytest.param(None, [], id="in-no-line"),
+    ],
+)
+def test_a_rare_long_step_that_is_never_recorded_is_named_by_its_length(tmp_path, phase, kinds):
+    """60 ms in each 16th of 80 steps; one in four is recorded, and none of these."""
+
+    def make(rank, step, noise):
+        host = Host().work(25.0 * noise.gauss(1, 0.01) + 60.0 * (step % 16 == 0))
+        if step % 4 == 2:
+            return host.work(3.0, "backward").comm(2.0)
+        return host.work(5.0, "backward"), LEFT_OUT
+
+    folder = run_of(tmp_path / "run", make, steps=STEPS)
+    for rank in (0, 1):
+        rare = [] if phase is None else [("augment", phase, "runs", 60.0, 16)]
+        write_stacks(folder, rank, COMMON, *rare, steps=STEPS)
+    found = causes(judge(load_run(folder, "run"), 1))
+    assert [(cause.kind, cause.line and cause.line.text) for cause in found] == kinds
+    for cause in found:
+        assert (cause.is_in_step, "every 16th step" in cause.subject) == (False, True)
+        assert cause.ms == pytest.approx(60.0 * 4 / 79, rel=0.03)
+        assert cause.interval_ms[0] < cause.ms < cause.interval_ms[1]

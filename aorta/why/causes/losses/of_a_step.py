@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from aorta.account.cause import CauseKind
 from aorta.account.judge.cells import LARGE_SHARE, Account
 from aorta.account.judge.occasional import Occasions, are_alike, occasions, without_traces
+from aorta.account.judge.stacks import in_modules
 from aorta.account.load.rank.kernels import COPY_TIME
 from aorta.account.metrics import of_operation, operations
 from aorta.account.model import Run
@@ -83,17 +84,24 @@ COPIED = {
     "host": "memory of the host",
     "device": "the device's memory",
 }
+CALLS_THE_MODEL = 0.25
+"""Of what slow steps are longer by, that is in a module: then it may be data for an update."""
+FEW_STEPS = 0.25
+"""Of all, below which slow ones have a loss of their own."""
 RARE = 0.5
 """Median over mean, below which a loss is in few steps."""
 IDLES_OR_WAITS = "idles, or waits for a rank in a collective behind which nothing is launched yet,"
 NOT_RECORDED = "these records do not show what the host does meanwhile"
 
 
-def findings(judged: Run, account: Account, slow: Occasions | None = None) -> list[CauseFinding]:
+def findings(
+    judged: Run, account: Account, slow: Occasions | None = None, rare: Occasions | None = None
+) -> list[CauseFinding]:
     """What is lost; some of it too little to name. Where two would explain the same ms of a cell, the first
     has them.
 
-    judged: the steps of the account. slow: those of them that are slow by the length of all steps.
+    judged: the steps of the account. slow: those of them that are slow by the length of all steps. rare: slow
+    ones of all steps, which have a cause of their own.
     """
     details = exposure(judged)
     launching_ms = 0.0 if details is None or not small_calls(judged, details) else details.small_launch_ms
@@ -114,9 +122,11 @@ def findings(judged: Run, account: Account, slow: Occasions | None = None) -> li
         losses += find(judged, account)
     losses = [*within_host_needs(judged, account, losses)]
     losses += code_in_passes(judged, account, losses)
-    losses = _with_common(losses, [*program_code(judged, account), *_of_all_ranks(judged, parts)])
+    of_slow_steps = [*slow_steps(judged, parts, slow)]
+    of_code = program_code(judged, account, _own_slow_steps(judged, account, of_slow_steps, rare))
+    losses = _with_common(losses, [*of_code, *_of_all_ranks(judged, parts)])
     losses = losses if blocks_launches(judged) else _without_its_nature(losses, parts, code_in_model(judged))
-    for finding in slow_steps(judged, parts, slow):
+    for finding in of_slow_steps:
         assert finding.occasions is not None
         if parts.on_device:
             _leave_to(finding.occasions.is_slow, [one for one in losses if one.kind in HOST_BOUND])
@@ -144,6 +154,20 @@ def findings(judged: Run, account: Account, slow: Occasions | None = None) -> li
         losses.append(finding)
     losses += memory_limit(judged)
     return losses
+
+
+def _own_slow_steps(
+    judged: Run, account: Account, of_slow_steps: list[CauseFinding], rare: Occasions | None
+) -> tuple[Occasions, NDArray[np.int64]] | None:
+    """A few slow steps that hold more than calls of the model, and of which steps: what the program does in
+    these alone is known by their lengths, which tell it better than samples."""
+    whole = judged.whole or judged
+    found = [(one.occasions, account.global_step) for one in of_slow_steps]
+    for slow, known in [(rare, whole.global_step[whole.judged_steps]), *found]:
+        if slow is not None and slow.is_slow.mean() < FEW_STEPS:
+            is_of_model = in_modules(judged, known[slow.is_slow], known[~slow.is_slow]) >= CALLS_THE_MODEL
+            return None if is_of_model else (slow, known)
+    return None
 
 
 def _without_its_nature(

@@ -5,6 +5,7 @@ well, so that they are named from a larger share on.
 """
 
 import builtins
+import math
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterator
@@ -17,6 +18,7 @@ from numpy.typing import NDArray
 
 from aorta.account.cause import CauseKind
 from aorta.account.judge.cells import Account
+from aorta.account.judge.occasional import Occasions
 from aorta.account.judge.stacks import (
     CALLED_OF_TORCH,
     MOST_RANKS,
@@ -47,6 +49,13 @@ MOSTLY = 0.4
 """Of the idle time that the largest group may take, from which on exposed copies are what it does."""
 FEWEST = 3
 """Samples that show what is named."""
+BY_CHANCE = 1.645
+"""Standard deviations by which samples must show more than half of what is named: few of them are in a line
+by chance."""
+MOST_IN_SLOW = 0.7
+"""Of a group's samples, from which on it comes in slow steps alone."""
+UNLIKE_RANKS = 0.05
+"""Chance of samples of alike ranks differing as much: below it the rank with least of something has less."""
 ALSO_OF_TENSORS = ("abs", "all", "any", "max", "min", "pow", "round", "sum")
 """Builtin functions of Python that are methods of tensors, too."""
 BACKWARD = "backward"
@@ -70,7 +79,10 @@ TRACEBACKS = (
 """Functions in which autograd's anomaly detection keeps the stack of each operator."""
 
 
-def program_code(judged: Run, account: Account) -> Iterator[CauseFinding]:
+def program_code(
+    judged: Run, account: Account, slow: tuple[Occasions, NDArray[np.int64]] | None = None
+) -> Iterator[CauseFinding]:
+    """slow: steps of which what comes in them alone has its own cause, and the steps that it is known of."""
     ranks, whole = judged.ranks[:MOST_RANKS], judged.whole or judged
     # Of all judged steps: the program does the same where its times were not taken.
     samples = samples_of_ranks(whole, timed_samples_of)
@@ -106,6 +118,12 @@ def program_code(judged: Run, account: Account) -> Iterator[CauseFinding]:
             }
             for one, groups in zip(samples, grouped, strict=True)
         ]
+    if slow is not None:
+        is_slow, _ = slow[0].among(slow[1], whole.global_step[whole.judged_steps])
+        grouped = [
+            {group: rows for group, rows in groups.items() if not _are_most_in(is_slow, one, rows)}
+            for one, groups in zip(samples, grouped, strict=True)
+        ]
     common = set.intersection(*(set(groups) for groups in grouped))
     found = []
     waited: dict[Line, tuple[float, float]] | None = None
@@ -120,6 +138,8 @@ def program_code(judged: Run, account: Account) -> Iterator[CauseFinding]:
         if ms.mean() >= LEAST * account.mean_step_ms:
             found.append((group, ms))
     waits = {line for line, (num, _) in (waited or {}).items() if num >= MANY_WAITS}
+    # On a busy CPU, of what is the ranks' own time, as these samples are.
+    least = LARGE * (1.0 if account.on_device else 1 - account.share("core_taken"))
     for place, (group, ms) in enumerate(sorted(found, key=lambda entry: -entry[1].mean())[:MOST_GROUPS]):
         rows = [groups[group] for groups in grouped]
         facts = {**who, "op": "loop" if group[2] else "", "part_ms": float(ms.mean())}
@@ -132,7 +152,8 @@ def program_code(judged: Run, account: Account) -> Iterator[CauseFinding]:
             is_copying = place == 0 and account.mean_ms("copy") >= MOSTLY * idle_ms
             is_waiting = waits & lines or _synchronize(samples, rows)
             kind = "synchronisation" if is_waiting else "copy" if is_copying else kind
-        if kind == "program_code" and ms.mean() < LARGE * account.mean_step_ms:
+        is_small = ms.mean() < least * account.mean_step_ms or _may_be_chance(samples, rows, least / 2)
+        if kind == "program_code" and is_small:
             continue  # it would not be named, and take from what is
         yield CauseFinding(kind, ms, {cells: 1.0}, facts=facts, by_stretch=True)
 
@@ -390,11 +411,43 @@ def _places(whole: Run, account: Account) -> tuple[int, NDArray[np.int64]]:
     return len(steps), order[np.minimum(place, len(steps) - 1)]
 
 
+def _are_most_in(steps: NDArray[np.bool_], samples: Samples, rows: list[int]) -> bool:
+    ms = samples.ms[rows]
+    return float(ms[steps[samples.column[rows]]].sum()) >= MOST_IN_SLOW * float(ms.sum())
+
+
+def _shares(samples: list[Samples], rows: list[list[int]]) -> tuple[Floats, Floats]:
+    """[rank]: the part of its samples' time in these rows; how many samples of one length tell as much."""
+    ms = [one.ms[one.is_judged] for one in samples]
+    inside = [float(one.ms[chosen].sum()) for one, chosen in zip(samples, rows, strict=True)]
+    whole, squares = np.array([each.sum() for each in ms]), np.array([(each**2).sum() for each in ms])
+    return np.array(inside) / whole, whole**2 / squares
+
+
+def _may_be_chance(samples: list[Samples], rows: list[list[int]], share: float) -> bool:
+    """Whether as much would be seen of what takes this share of the ranks' steps."""
+    seen, num = _shares(samples, rows)
+    error = math.sqrt(share * (1 - share) / float(num.sum()))
+    return float((seen * num).sum() / num.sum()) < share + BY_CHANCE * error
+
+
+def _are_alike(samples: list[Samples], rows: list[list[int]]) -> bool:
+    """Whether the ranks' samples differ by no more than chance has it of ranks with the same share."""
+    from scipy.special import chdtrc
+
+    seen, num = _shares(samples, rows)
+    share = float((seen * num).sum() / num.sum())
+    if len(seen) < 2 or not 0 < share < 1:
+        return True
+    differ = float((num * (seen - share) ** 2).sum()) / (share * (1 - share))
+    return bool(chdtrc(len(seen) - 1, differ) >= UNLIKE_RANKS)
+
+
 def _common(
     samples: list[Samples], rows: list[list[int]], account: Account, steps: tuple[int, NDArray[np.int64]]
 ) -> Floats:
-    """[step]: as much as the rank that has least of it over the run; the mean of each stretch of it, of which
-    there are fewer where samples are few."""
+    """[step]: as much as the rank that has least of it over the run, beyond chance; the mean of each stretch
+    of it, of which there are fewer where samples are few."""
     num = min(max(min(STRETCHES, sum(map(len, rows)) // FEWEST), 2), steps[0])
     stretch, by_rank = np.arange(steps[0]) * num // steps[0], []
     garbage = account.cells.get("garbage_collection", np.zeros_like(account.step_ms))
@@ -412,7 +465,10 @@ def _common(
         part = np.bincount(stretch[one.column[chosen]], weights, minlength=num)
         # Of nothing, bincount makes integers, whatever its weights are.
         share = np.divide(part, whole, out=np.zeros(len(whole)), where=whole > 0)[stretch[steps[1]]]
+        if not share.any():  # no step of the account lies where samples are: all of them have its mean
+            share = np.ones(len(share))
         # Few steps of the account may lie where few samples do.
-        scale = float(part.sum() / whole.sum() / share.mean()) if share.any() else 0.0
+        scale = float(part.sum() / whole.sum() / share.mean())
         by_rank.append(share * scale * account.step_ms.mean())
-    return of_the_least(np.array(by_rank))
+    ms = np.array(by_rank)
+    return ms.mean(axis=0) if _are_alike(samples, rows) else of_the_least(ms)

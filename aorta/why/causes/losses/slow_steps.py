@@ -9,12 +9,15 @@ from numpy.typing import NDArray
 
 from aorta.account.cause import CauseKind
 from aorta.account.judge.cells import Host
-from aorta.account.judge.occasional import Occasions, occasions
+from aorta.account.judge.judged import last_holds_the_end
+from aorta.account.judge.occasional import MIN_SLOW, Occasions, occasions
+from aorta.account.judge.stacks import Samples, samples_of_ranks
 from aorta.account.load.rank.host import BEHIND_UPDATE
+from aorta.account.load.rank.phases import PREFIX
 from aorta.account.metrics import WORK
 from aorta.account.model import Run
 from aorta.account.rows import positive
-from aorta.why.causes.finding import ANY_CELL, WAIT, CauseFinding
+from aorta.why.causes.finding import ANY_CELL, WAIT, CauseFinding, Floats
 from aorta.why.causes.losses.parts import Parts
 
 MOST_OF_ALL = 0.8
@@ -37,7 +40,7 @@ def slow_steps(judged: Run, parts: Parts, known: Occasions | None) -> Iterator[C
         idle = [parts.ms_by_kind[name] for name in IDLE_PARTS if name in parts.ms_by_kind]
         common = np.sum([parts.work_ms, *idle], axis=0).min(axis=0)
     slow = occasions(common, judged.global_step[judged.judged_steps], known)
-    if slow is None or _has_more_to_do(judged, parts, slow.is_slow):
+    if slow is None or _has_more_to_do(judged, parts.optimizer_ms, slow.is_slow):
         return
     facts = {
         "who": "all ranks" if len(judged.ranks) > 1 else "the rank",
@@ -59,6 +62,55 @@ def slow_steps(judged: Run, parts: Parts, known: Occasions | None) -> Iterator[C
         facts={"op": "slow_steps", "what": "slow steps", **facts},
         occasions=slow,
     )
+
+
+def slow_of_all_steps(judged: Run, of_account: NDArray[np.int64]) -> CauseFinding | None:
+    """Slow steps by the lengths of all, where those of the account, which were recorded, have too few of it.
+    What they are slow for, samples of the stacks tell, and the finding is nothing without."""
+    step_ms = positive(judged.values("step_ms")).mean(axis=0)
+    if last_holds_the_end(judged):
+        step_ms[-1] = np.median(step_ms)
+    steps = judged.global_step[judged.judged_steps]
+    slow = occasions(step_ms, steps)
+    samples = samples_of_ranks(judged)
+    if slow is None or not samples or np.isin(of_account, steps[slow.is_slow]).sum() >= MIN_SLOW:
+        return None
+    optimizer_ms = judged.host_parts.get(f"{PREFIX}optimizer", np.zeros((1, judged.num_steps)))
+    if _has_more_to_do(judged, positive(optimizer_ms[:, judged.judged_steps]), slow.is_slow):
+        return None
+    saving, own = (
+        sum(_more_ms(one, slow.is_slow, which(one)) for one in samples) for which in (_is_saving, _is_own)
+    )
+    each_ms = float(slow.excess_ms[slow.is_slow].mean())
+    facts = {
+        "op": "slow_steps",
+        "what": "slow steps",
+        "who": "all ranks" if len(judged.ranks) > 1 else "the rank",
+    }
+    in_steps = {"part_ms": each_ms, "in_steps": int(slow.is_slow.sum()), "num_steps": len(steps)}
+    return CauseFinding(
+        "checkpoint" if saving > own else "pause",
+        slow.excess_ms,
+        takes={},
+        facts=facts | (in_steps if saving > own else {}),
+        occasions=slow,
+    )
+
+
+def _is_saving(samples: Samples) -> NDArray[np.bool_]:
+    return samples.in_phase("checkpoint")
+
+
+def _is_own(samples: Samples) -> NDArray[np.bool_]:
+    return ~samples.in_phase("checkpoint", "communication", "backward")
+
+
+def _more_ms(samples: Samples, is_slow: NDArray[np.bool_], which: NDArray[np.bool_]) -> float:
+    """What a slow step has more of than a usual one."""
+    chosen = samples.is_judged & which
+    in_slow = is_slow[samples.column[chosen]]
+    ms = samples.ms[chosen] * len(is_slow)
+    return float(ms[in_slow].sum() / is_slow.sum() - ms[~in_slow].sum() / (~is_slow).sum())
 
 
 def _saves(judged: Run) -> NDArray[np.bool_] | None:
@@ -98,8 +150,8 @@ def _behind_update(judged: Run, is_slow: NDArray[np.bool_]) -> tuple[float, floa
     return float(behind[is_slow].mean()), float(np.median(behind[~is_slow]))
 
 
-def _has_more_to_do(judged: Run, parts: Parts, is_slow: NDArray[np.bool_]) -> bool:
-    """More tokens, or the end of an accumulated batch."""
+def _has_more_to_do(judged: Run, optimizer_ms: Floats, is_slow: NDArray[np.bool_]) -> bool:
+    """More tokens, or the end of an accumulated batch. optimizer_ms: [rank, step]."""
     if WORK in judged.metrics:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", RuntimeWarning)  # a step without tokens gives NaN, wanted here
@@ -112,7 +164,7 @@ def _has_more_to_do(judged: Run, parts: Parts, is_slow: NDArray[np.bool_]) -> bo
         if name.startswith("bytes.")
     ]
     for amount in (
-        parts.optimizer_ms.sum(axis=0),
+        optimizer_ms.sum(axis=0),
         np.sum(num_bytes, axis=0) if num_bytes else np.zeros(len(is_slow)),
     ):
         if amount.any() and float(amount[is_slow].sum()) >= MOST_OF_ALL * float(amount.sum()):

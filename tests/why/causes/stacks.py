@@ -1,0 +1,55 @@
+"""Stacks written beside a run made by hand."""
+
+import msgspec
+
+from aorta.records.files import stacks_name
+from aorta.records.stacks import DOING, PLACES, STACK_PHASES, StackChunk, StackFrame, StackSample
+from tests.why.causes.runs import STEPS
+
+TRAIN = "/job/train.py"
+FRAMES = {
+    "main": StackFrame(TRAIN, 20, "main", is_program=True),
+    "augment": StackFrame("/job/straggler.py", 5, "augment", is_program=True),
+    "backward": StackFrame("torch", 0, "Tensor.backward", is_program=False),
+    "synchronize": StackFrame("torch", 0, "synchronize", is_program=False),
+    "loads": StackFrame("python", 0, "loads", is_program=False),
+    "norm": StackFrame("torch", 0, "SyncBatchNorm.forward", is_program=False),
+    "getitem": StackFrame("/job/data.py", 7, "Rows.__getitem__", is_program=True),
+    "hook": StackFrame(TRAIN, 33, "main", is_program=True),
+}
+NAMES = [*FRAMES]
+
+
+def write_stacks(folder, rank, *samples, steps=STEPS):
+    """samples: (frame below main, the hook's below backward, phase, doing, ms) of every step, or with N
+    behind it of one in N."""
+    chunk = StackChunk(
+        begins=True,
+        frames=[*FRAMES.values()],
+        nodes=[
+            (-1, 0),
+            *(
+                (NAMES.index("backward") * (name == "hook"), frame)
+                for frame, name in enumerate(NAMES)
+                if frame
+            ),
+        ],
+        samples=[
+            StackSample(
+                step,
+                PLACES.index("body"),
+                STACK_PHASES.index(phase),
+                DOING.index(doing),
+                False,
+                NAMES.index(name),
+                int(ms * 1e3),
+            )
+            for step in range(steps)
+            for name, phase, doing, ms, *every in samples
+            if step % (every or [1])[0] == 0
+        ],
+    )
+    (folder / stacks_name(rank)).write_bytes(msgspec.json.encode(chunk) + b"\n")
+
+
+COMMON = ("backward", "backward", "runs", 30.0)
