@@ -42,6 +42,13 @@ FIRST_PERIOD_S, NUM_FIRST = 0.02, 100
 CPU_SHARE, FIRST_CPU_S = 0.001, 0.02
 """Part of a core that sampling may take, and what the first samples may take at once, which is made up for
 within 40 s; where a sample takes longer, samples come more rarely. The thread that trains waits as long."""
+LONG_STEP, AGAIN, MOST_AGAIN = 2.0, 0.5, 4
+"""In a step that has gone on for so many mean steps when it is looked at, it is looked at again after this
+part of its time so far, and so on: a long call that is rare has samples enough to tell its line."""
+AGAIN_SHARE = 0.0005
+"""Part of a core that this may take beside CPU_SHARE."""
+MIN_STEPS = 4
+"""That tell how long a step is."""
 MANY = 36_000
 """Samples (half an hour of them) after which they come more rarely the longer the run is: from then on each
 doubling of its length adds about 25,000."""
@@ -245,7 +252,15 @@ class StackSampler:
         self._random = random.Random()  # of its own: the program's numbers stay the same
         self._num_samples = 0
         self._elapsed_s = 0.0
-        self._cpu_s = 0.0
+        self._cpu_s = self._again_cpu_s = 0.0
+        self._looks: list[tuple[int, _Key, float]] = []
+        """The last sample and those taken again in its step, which share its time: monotonic ns, what each is
+        added to, and its part of the time."""
+        self._look_s = 0.0
+        self._looked_at_ns = 0
+        """Start of the step that these are in; 0 of none."""
+        self._first_step = 0, 0
+        """Of steps whose mean length is known: the first one's number and start."""
         self._pid = os.getpid()
 
     def write_to(self, path: Path, run_id: str | None = None, attempt: int = 0) -> None:
@@ -279,6 +294,7 @@ class StackSampler:
         try:
             while True:
                 wait_s = self._period_s() * self._random.uniform(0.5, 1.5)
+                wait_s = self._look_again(wait_s, stopping)
                 if self._lock is not None:
                     self._lock.sleep_begins()
                 if stopping.acquire(timeout=wait_s):
@@ -293,6 +309,7 @@ class StackSampler:
                 if now_s - flushed_s >= FLUSH_S:
                     flushed_s = now_s
                     self._flush(path)
+            self._share_out()
             self._add(all_of_them=True)
             self._flush(path)
         except Exception:
@@ -306,12 +323,50 @@ class StackSampler:
         period_s = FIRST_PERIOD_S if self._num_samples < NUM_FIRST else PERIOD_S
         period_s = max(period_s, self._elapsed_s / MANY)
         allowed_s = max(CPU_SHARE * self._elapsed_s, FIRST_CPU_S + CPU_SHARE / 2 * self._elapsed_s)
-        if self._cpu_s > allowed_s:  # half as often as their mean cost allows, until the time has made it up
-            period_s = max(period_s, 2 * self._cpu_s / self._num_samples / CPU_SHARE)
+        cpu_s = self._cpu_s - self._again_cpu_s
+        if cpu_s > allowed_s:  # half as often as their mean cost allows, until the time has made it up
+            period_s = max(period_s, 2 * cpu_s / self._num_samples / CPU_SHARE)
         return period_s
 
-    def _sample(self, weight_s: float, stopping: threading.Lock, holder: int | None) -> None:
+    def _look_again(self, wait_s: float, stopping: threading.Lock) -> float:
+        """Take more samples of a long step, in the time until the next one is due; what is left of it."""
+        while len(self._looks) <= MOST_AGAIN and self._again_cpu_s <= AGAIN_SHARE * self._elapsed_s:
+            again_s = self._again_s()
+            if not 0 < again_s < wait_s:
+                break
+            began_s, cpu_s = time.monotonic(), time.thread_time()
+            if stopping.acquire(timeout=again_s):
+                stopping.release()  # for the wait that follows, which ends at once
+                break
+            if self._is_long():  # still the same one
+                self._sample(time.monotonic() - began_s, stopping, None, is_again=True)
+            wait_s = max(wait_s - (time.monotonic() - began_s), 0.0)
+            self._again_cpu_s += time.thread_time() - cpu_s
+        return wait_s
+
+    def _again_s(self) -> float:
+        """After which time the step is looked at again; 0 of one that is not long."""
+        return AGAIN * (time.monotonic_ns() - self._looked_at_ns) / 1e9 if self._is_long() else 0.0
+
+    def _is_long(self) -> bool:
+        """Whether the step of the last sample goes on, for longer than others."""
         step = self._journal.current
+        if step is None or not self._looked_at_ns or step.host_start_ns != self._looked_at_ns:
+            return False
+        number, start_ns = self._first_step
+        num = step.global_step - number
+        if not start_ns or num < 0:
+            self._first_step = step.global_step, step.host_start_ns
+        mean_ns = (step.host_start_ns - start_ns) / max(num, 1)
+        return num >= MIN_STEPS and time.monotonic_ns() - step.host_start_ns > LONG_STEP * mean_ns
+
+    def _sample(
+        self, weight_s: float, stopping: threading.Lock, holder: int | None, is_again: bool = False
+    ) -> None:
+        """is_again: the last sample's step, of whose time it takes a part as long as weight_s."""
+        step = self._journal.current
+        if is_again and (step is None or step.host_start_ns != self._looked_at_ns):
+            return
         thread = self._trains = step.thread if step is not None else self._trains
         frames = _frames_of(thread, self._tree)
         if not frames:
@@ -340,7 +395,19 @@ class StackSampler:
             self._waiting.append((began_ns, locked_out, int(1e6 * locked_s)))
             weight_s -= locked_s
         key = (number, place, phase, doing, is_behind, node)
-        self._waiting.append((began_ns, key, int(1e6 * weight_s)))
+        if not is_again:
+            self._share_out()
+            self._look_s, self._looked_at_ns = weight_s, 0 if step is None else step.host_start_ns
+            weight_s = min(weight_s, (began_ns - self._looked_at_ns) / 1e9)
+        self._looks.append((began_ns, key, max(weight_s, 1e-6)))
+
+    def _share_out(self) -> None:
+        """Add the last sample, with those that were taken again in its step: together the time since the one
+        before it, each as long as it was in the step."""
+        whole_s = sum(part_s for _, _, part_s in self._looks)
+        for at_ns, key, part_s in self._looks:
+            self._waiting.append((at_ns, key, int(1e6 * self._look_s * part_s / whole_s)))
+        self._looks.clear()
         self._add()
 
     def _add(self, all_of_them: bool = False) -> None:

@@ -349,6 +349,61 @@ def test_where_sampling_is_dear_it_comes_more_rarely():
     assert sampler._period_s() == pytest.approx(1.0)
 
 
+def steps_of(folder, journal, lengths_s):
+    """Samples of the steps after the first ten, by step; a step's thread sleeps."""
+    sampler = StackSampler(journal)
+    sampler._trains = threading.get_ident()
+    sampler.write_to(folder / "stacks")
+    began_s = time.monotonic()
+    sampler.start()
+    for number, length_s in enumerate(lengths_s):
+        start_ns = time.monotonic_ns()
+        journal.current = SimpleNamespace(
+            global_step=number, host_start_ns=start_ns, thread=threading.get_ident(), body_end=None,
+            host_notes=[],
+        )  # fmt: skip
+        time.sleep(length_s)
+    sampler.stop()
+    return joined(read_stacks(folder / "stacks")).samples, time.monotonic() - began_s, sampler
+
+
+def test_a_step_that_goes_on_for_longer_than_others_is_looked_at_again(tmp_path, monkeypatch):
+    """Every 0.4 s once. Of a step of 2 s one of the first two samples comes after 0.1 to 0.8 s, and the next
+    look is due after half as long."""
+    monkeypatch.setattr(sampling, "FIRST_PERIOD_S", 0.4)
+    monkeypatch.setattr(sampling.random.Random, "uniform", lambda *_: 1.0)
+    monkeypatch.setattr(sampling, "AGAIN_SHARE", 1.0)
+    looks = []
+    sample = StackSampler._sample
+    monkeypatch.setattr(
+        StackSampler,
+        "_sample",
+        lambda *args, is_again=False: looks.append(is_again) or sample(*args, is_again),
+    )
+    samples, elapsed_s, sampler = steps_of(tmp_path, Journal(), [0.02] * 60 + [2.0])
+    assert sum(looks) >= 1
+    assert {one.global_step for one in samples} > {60}
+    of_long_us = sum(one.us for one in samples if one.global_step == 60)
+    assert of_long_us == pytest.approx(2.0e6, abs=0.8e6)
+    # They share the time of the sample that is due, and add none.
+    assert sum(one.us for one in samples) < 1e6 * elapsed_s
+    assert sampler._again_cpu_s > 0
+
+
+def test_steps_of_one_length_are_looked_at_once(tmp_path, monkeypatch):
+    monkeypatch.setattr(sampling, "FIRST_PERIOD_S", 0.1)
+    monkeypatch.setattr(sampling, "LONG_STEP", 4.0)
+    _, _, sampler = steps_of(tmp_path, Journal(), [0.05] * 40)
+    assert sampler._again_cpu_s == 0.0
+
+
+def test_what_looking_again_costs_is_bounded(tmp_path, monkeypatch):
+    monkeypatch.setattr(sampling, "FIRST_PERIOD_S", 0.4)
+    monkeypatch.setattr(sampling, "AGAIN_SHARE", -1.0)
+    _, _, sampler = steps_of(tmp_path, Journal(), [0.02] * 60 + [1.0])
+    assert sampler._again_cpu_s == 0.0
+
+
 @pytest.mark.parametrize(("reaches_to_ns", "phases"), [(2**62, {"evaluation"}), (1, {"forward"})])
 def test_what_went_on_until_the_last_batch_of_an_evaluation_is_of_it(tmp_path, reaches_to_ns, phases):
     """Told when the next batch comes, or training goes on: until then the samples wait."""
