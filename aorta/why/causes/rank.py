@@ -698,7 +698,8 @@ def _least_beside_host(least: float, finding: CauseFinding) -> float:
     device_ms = finding.facts.get("device_ms")
     if device_ms is None:
         return least
-    return max(least * finding.mean_ms / device_ms, min(least, LEAST_OF_HOST))
+    of_part: float = least * finding.mean_ms / device_ms
+    return max(of_part, min(least, LEAST_OF_HOST))
 
 
 def _example_step(finding: CauseFinding, account: Account) -> int | None:
