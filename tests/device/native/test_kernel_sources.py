@@ -53,7 +53,7 @@ source.opened()
 marked = source.mark(7)
 tokens = [source.launch(b"_ZN2at4gemmEi"), source.launch(None, COPY, 8), source.launch(b"node", GRAPH)]
 for place, token in enumerate([marked, *tokens]):
-    source.done(token, 10 * place + 10, 10 * place + 15)
+    source.done(token, 10**6 + 10 * place, 10**6 + 10 * place + 5)
 rows, _ = source.take()
 starts, ends = rows["start"], rows["end"]
 times = (starts - starts[0]).tolist(), (ends - starts).tolist()
