@@ -312,6 +312,12 @@ class Host:
         return self.span(f"{kind}{AFTER}")
 
     @property
+    def num_kernels(self) -> Floats | None:
+        """Kernels and copies of a step; None where nobody counted them."""
+        counts = [self.metric(name) for name in self._run.metrics if name.startswith("kernel_count.")]
+        return positive(np.sum(counts, axis=0)) if counts else None
+
+    @property
     def use(self) -> tuple[Floats, Floats] | None:
         """Of the cores, by the thread that trains: ms that it ran, ms that it was ready to run while others
         had them. None where more than half of the steps lack either."""

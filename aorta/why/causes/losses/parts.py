@@ -9,10 +9,11 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from aorta.account.judge.cells import EXPOSED_CELLS, HOST_PARTS, Account, Host
+from aorta.account.judge.cells import EXPOSED_CELLS, HOST_PARTS, Account, Exposed, Host
 from aorta.account.judge.stacks import MOST_RANKS, Samples, samples_of, samples_of_ranks
 from aorta.account.load.rank.host import BYTES, IDLE, IDLE_BEHIND, LOOPS, OTHER
 from aorta.account.load.rank.kernels import COUNT, TIME
+from aorta.account.load.rank.phases import PREFIX
 from aorta.account.metrics import THROTTLED, of_operation, operations
 from aorta.account.model import Run
 from aorta.account.rows import positive
@@ -112,6 +113,7 @@ def parts_of(run: Run, account: Account, small_launch_ms: float = 0.0) -> Parts:
     zero = np.zeros_like(account.step_ms)
     is_unfused = not account.on_device and "unfused" in program_of(run.record)[0]
     exposed = account.exposed
+    data_waits = zero
     idle_waits = zero if exposed is None or not account.on_device else exposed.idle_waits_ms
     ms_by_kind = {kind: cells[kind] for kind in (*HOST_PARTS, "optimizer", "copy") if kind in cells}
     ms_by_kind["between_steps"] = account.between_ms
@@ -125,8 +127,7 @@ def parts_of(run: Run, account: Account, small_launch_ms: float = 0.0) -> Parts:
         ms_by_kind["between_steps"] = np.minimum(account.between_ms, idle)
         launch = cells.get("launch", zero)
         ms_by_kind["small_messages"] = np.minimum(small_launch_ms, launch)
-        counts = [host.metric(name) for name in run.metrics if name.startswith("kernel_count.")]
-        gaps = KERNEL_GAP_MS * positive(np.sum(counts, axis=0)) if counts else 0.0
+        gaps = 0.0 if host.num_kernels is None else KERNEL_GAP_MS * host.num_kernels
         ms_by_kind["launch"] = positive(launch - ms_by_kind["small_messages"] - gaps) + idle_waits
         if account.knows_host:  # what it writes is copied from the device meanwhile
             saving = host.span("checkpoint") + host.tail("checkpoint")
@@ -134,6 +135,9 @@ def parts_of(run: Run, account: Account, small_launch_ms: float = 0.0) -> Parts:
             ms_by_kind["checkpoint"] = np.minimum(np.maximum(saving, idle), idle + copy)
         ms_by_kind["synchronisation"] = cells.get("synchronisation", zero)
         ms_by_kind["idle"] = cells.get("idle", zero)
+        if exposed is not None and exposed.is_split and len(run.ranks) > 1 and "data" in cells:
+            data_waits = _waits_that_load(host, cells["data"], exposed)
+            ms_by_kind["data"] = cells["data"] + data_waits
     else:
         for kind, tail in account.tails.items():
             ms_by_kind[kind] = cells[kind] - tail + _delayed(tail)
@@ -169,11 +173,31 @@ def parts_of(run: Run, account: Account, small_launch_ms: float = 0.0) -> Parts:
         loops_ms=run.mean_of_host(LOOPS) or 0.0,
         behind_update=_part_behind(run),
         idle_waits_ms=idle_waits,
-        data_waits_ms=zero,
+        data_waits_ms=data_waits,
         asleep_ms=host.asleep(account.between_ms) if account.on_device else zero,
         cpu_ms=None if host.use is None else host.use[0],
         taken_ms=None if host.use is None else host.use[1],
     )
+
+
+def _waits_that_load(host: Host, idle_ms: Floats, exposed: Exposed) -> Floats:
+    """[rank, step]: what devices wait for the rank that loads longest while their own hosts load as long.
+    They came ahead once; if that rank loaded in no time, they would have to wait for their hosts.
+
+    idle_ms: of the devices, for loading.
+    """
+    loads = host.part(f"{PREFIX}data")  # as hosts go through their steps, ahead of the devices' maybe
+    hosts_ms = (host.span("data") + host.tail("data") if loads is None else positive(loads)).mean(axis=1)
+    longest = longest_of(idle_ms)
+    shared_ms = positive(np.minimum(hosts_ms, idle_ms[longest].mean() - hosts_ms[longest] + hosts_ms))
+    waits = np.minimum(positive(shared_ms[:, None] - idle_ms), exposed.wait_ms)
+    waits[longest] = 0.0
+    return waits
+
+
+def longest_of(by_rank_ms: Floats) -> int:
+    """The row of the rank that spends most."""
+    return int(np.argmax(by_rank_ms.mean(axis=1)))
 
 
 def _part_behind(judged: Run) -> float:

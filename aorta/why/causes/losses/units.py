@@ -14,7 +14,6 @@ import numpy as np
 
 from aorta.account.judge.cells import Account, Host
 from aorta.account.model import Run
-from aorta.account.rows import positive
 from aorta.records.schema import CollectiveRecord
 from aorta.why.causes.finding import CauseFinding
 
@@ -124,9 +123,8 @@ def on_host(units: Units, launch_ms: float, judged: Run, account: Account) -> It
         # The others wait for the slowest host, as much longer as it is in its launches.
         for_slowest = np.minimum(account.cells["wait"], launch.max(axis=0) - launch)
         late = launch + np.maximum(account.exposed.idle_waits_ms, for_slowest)
-    host = Host(judged, judged.judged_steps)
-    counts = [host.metric(name) for name in judged.metrics if name.startswith("kernel_count.")]
-    num_kernels = float(positive(np.sum(counts, axis=0)).mean()) if counts else 0.0
+    kernels = Host(judged, judged.judged_steps).num_kernels
+    num_kernels = 0.0 if kernels is None else float(kernels.mean())
     of_unit_ms = launch_ms / (1 + num_kernels / units.num / UNIT_KERNELS)
     saved_ms = of_unit_ms * (units.num - units.num_merged)
     # Of what is late beside units, their part is left out as well.

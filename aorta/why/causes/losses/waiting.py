@@ -28,7 +28,7 @@ from aorta.account.numbers import quantity
 from aorta.account.rows import of_the_others, positive
 from aorta.records.schema import UNLIKE
 from aorta.why.causes.finding import ANY_CELL, WAIT, CauseFinding, Floats, of_one_rank, steps_with
-from aorta.why.causes.losses.parts import Parts
+from aorta.why.causes.losses.parts import Parts, longest_of
 
 IN_TURN = "different ranks in turn"
 ASLEEP = "host asleep within the step"
@@ -128,7 +128,9 @@ def waiting(judged: Run, parts: Parts, exposed: Exposed) -> Iterator[CauseFindin
         return
     left = exposed.lost_to_ms
     ranks = judged.ranks
-    _share_data(judged, parts, exposed, left)
+    if parts.data_waits_ms.any():  # of these the rank that loads longest is no reason
+        longest = longest_of(parts.account.cells["data"])
+        left[longest] = positive(left[longest] - of_the_others(parts.data_waits_ms)[longest])
     yield from _starved_rank(judged, parts, left)
     for name, kind in PART_KINDS:
         by_rank = parts.ms_by_kind.get(name)
@@ -399,25 +401,6 @@ def _has_more_of(parts: Parts, late: Lateness) -> tuple[str, str] | None:
     return name, f"{CELLS[name].title}: {there}, {quantity(others, 'ms')} on the others"
 
 
-def _share_data(judged: Run, parts: Parts, exposed: Exposed, left: Floats) -> None:
-    """Let ranks whose hosts load as long as that of the rank that the others wait for, but came ahead once,
-    spend on it what their devices wait meanwhile: if that rank loaded in no time, they would have to. Takes
-    that from `left`."""
-    by_rank, host = parts.ms_by_kind.get("data"), Host(judged, judged.judged_steps)
-    if not parts.on_device or by_rank is None:
-        return
-    worst = int(np.argmax(by_rank.mean(axis=1)))
-    loads = host.part(
-        f"{PREFIX}data"
-    )  # as the host goes through its step, which may be ahead of the device's
-    hosts_ms = (host.span("data") + host.tail("data") if loads is None else positive(loads)).mean(axis=1)
-    shared_ms = positive(np.minimum(hosts_ms, by_rank[worst].mean() - hosts_ms[worst] + hosts_ms))
-    waits = np.minimum(positive(shared_ms[:, None] - by_rank), exposed.wait_ms)
-    waits[worst] = 0.0
-    parts.ms_by_kind["data"], parts.data_waits_ms = by_rank + waits, waits
-    left[worst] = positive(left[worst] - of_the_others(waits)[worst])
-
-
 def _gained_ms(judged: Run, parts: Parts, row: int) -> float | None:
     """By how much the hosts of the others are faster in a step than that of a rank whose device starves.
 
@@ -427,8 +410,7 @@ def _gained_ms(judged: Run, parts: Parts, row: int) -> float | None:
     phase in which the other one is slow.
     """
     host = Host(judged, judged.judged_steps)
-    of_phases = {name: host.part(f"{PREFIX}{name}") for name in PHASES}
-    phases = [part for part in of_phases.values() if part is not None]
+    phases = [part for name in PHASES if (part := host.part(f"{PREFIX}{name}")) is not None]
     whole, until = host.part(STEP), host.part(UNTIL_UPDATE)
     if whole is None or until is None or not phases:
         return None
@@ -440,9 +422,11 @@ def _gained_ms(judged: Run, parts: Parts, row: int) -> float | None:
     lead = until[row] - of_the_others(until)[row]
     grows = float(np.diff(lead)[follows].mean())
     step_ms = float(parts.step_ms.mean())
-    kernels = [host.metric(name)[row] for name in judged.metrics if name.startswith("kernel_count.")]
-    num_ahead = float(lead[is_known].mean()) / step_ms * float(positive(np.sum(kernels, axis=0)).mean())
-    if not kernels or (num_ahead >= QUEUED and grows > -SHRINKS * step_ms):
+    kernels = host.num_kernels
+    if kernels is None:
+        return None
+    num_ahead = float(lead[is_known].mean()) / step_ms * float(kernels[row].mean())
+    if num_ahead >= QUEUED and grows > -SHRINKS * step_ms:
         return None
     longer = [float((of_the_others(part)[row] - part[row])[is_known].mean()) for part in phases]
     return max(sum(max(ms, 0.0) for ms in longer) + grows, 0.0)
