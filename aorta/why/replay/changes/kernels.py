@@ -41,11 +41,7 @@ def scale_class(draft: Draft, label: str, factor: float) -> None:
         if nodes.kind[node] == NodeKind.KERNEL
         and work_class(nodes.name[node], nodes.program[node], nodes.unit[node]) == label
     ]
-    if not chosen:
-        raise UnfitError(f"the traces hold no {label} kernel")
-    for node in chosen:
-        for arc in draft.duration_arcs(node):
-            draft.scale(arc, factor)
+    _scale(draft, chosen, factor, f"the traces hold no {label} kernel")
 
 
 @form(rf"kernels?\s+(?P<name>\S+)\s+{FACTOR}", "kernel flash_fwd x0.5", "kernels with this in their name")
@@ -53,8 +49,12 @@ def scale_kernel(draft: Draft, name: str, factor: float) -> None:
     """Kernels with a text in their name take factor times as long."""
     nodes = draft.graph.nodes
     chosen = [node for node in draft.device_work() if name in nodes.name[node]]
+    _scale(draft, chosen, factor, f"no kernel has {name!r} in its name")
+
+
+def _scale(draft: Draft, chosen: list[int], factor: float, why_none: str) -> None:
     if not chosen:
-        raise UnfitError(f"no kernel has {name!r} in its name")
+        raise UnfitError(why_none)
     for node in chosen:
         for arc in draft.duration_arcs(node):
             draft.scale(arc, factor)
