@@ -72,22 +72,29 @@ def losses_text(dataset: Dataset) -> str:
         return "step times were not measured"
     a_step = "a timed step" if partly_timed(dataset) else "a step"
     a_step = "the whole trace" if is_window(dataset) else a_step
-    text = f"{a_step} takes {quantity(account.mean_step_ms, 'ms')}"
+    return "; ".join([f"{a_step} takes {quantity(account.mean_step_ms, 'ms')}", *loss_texts(dataset, "it")])
+
+
+def loss_texts(dataset: Dataset, whole: str) -> list[str]:
+    """The same without how long a step takes. whole: what parts are of, 'it' or 'a step'."""
+    account = account_of(dataset.first)
+    if not account.mean_step_ms > 0:
+        return []
     if account.contradiction:
-        return f"{text}; {account.contradiction}"
+        return [account.contradiction]
     if not account.is_measured:
-        return f"{text}; overlap was not measured"
+        return ["overlap was not measured"]
+    texts = []
     noted = [loss for loss in losses(dataset) if (loss.share or 0.0) >= NOTED]
     shares = [f"{percent(loss.share)} is {LOSS_WORDS[loss.name]}" for loss in noted]
     if shares:
-        text += "; " + ", ".join([shares[0].replace(" is", " of it is", 1), *shares[1:]])
+        texts.append(", ".join([shares[0].replace(" is", f" of {whole} is", 1), *shares[1:]]))
     waiting = account.mean_ms("wait")
     if waiting > account.mean_ms(*EXPOSED_CELLS) / 2 and account.share("wait") >= NOTED:
-        text += f"; {number(waiting)} ms of it is {CELLS['wait'].title}"
+        texts.append(f"{number(waiting)} ms of {whole} is {CELLS['wait'].title}")
     if account.comm_ms > 0:
         hidden = account.mean_ms("hidden") / account.comm_ms
-        text += f"; {percent(hidden)} of communication is hidden under compute"
-    else:
-        doubt = comm_evidence(dataset.first).doubt
-        text += f"; {doubt}" if doubt else ""
-    return text
+        texts.append(f"{percent(hidden)} of communication is hidden under compute")
+    elif doubt := comm_evidence(dataset.first).doubt:
+        texts.append(doubt)
+    return texts

@@ -8,7 +8,7 @@ import numpy as np
 
 from aorta.account.cause import Cause, CodeLine
 from aorta.account.judge.alike import is_window
-from aorta.account.judge.answer import losses, losses_text
+from aorta.account.judge.answer import loss_texts, losses
 from aorta.account.judge.cells import CELLS, LARGE_SHARE, Account, account_of
 from aorta.account.judge.kernels import kernels_by_class
 from aorta.account.judge.outside import OUTSIDE_WORDS
@@ -181,10 +181,9 @@ def nothing_text(dataset: Dataset, causes: Causes) -> str:
         and not (causes.cannot_tell or is_large or is_lossy or is_large_phase)
     )
     text = NOTHING if is_nothing else "No cause is named."
-    lost = losses_text(dataset).partition("; ")[2].removesuffix(".")  # how long a step takes is in the title
+    lost = "; ".join(loss_texts(dataset, "the trace" if is_window(dataset) else "a step")).removesuffix(".")
     if lost:
-        whole = "the trace" if is_window(dataset) else "a step"
-        text += f" {lost[0].upper()}{lost[1:].replace(' of it is', f' of {whole} is')}."
+        text += f" {lost[0].upper()}{lost[1:]}."
     if is_large:
         text += (
             f" The largest part without compute is {CELLS[largest].title},"
