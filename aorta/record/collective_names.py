@@ -178,47 +178,39 @@ class ModuleNames:
 
     def _watch_units(self, module: Any) -> ReplacedMethods:
         """Have fully_shard's units note their names in the journal while they communicate."""
-        methods = ReplacedMethods(module.FSDPParamGroup)
-        journal = self._journal
-
-        def within_unit(original: Callable[..., Any]) -> Callable[..., Any]:
-            def call(self: Any, *args: Any, **named: Any) -> Any:
-                outer_module, journal.module = journal.module, self._module_fqn or ROOT
-                try:
-                    return original(self, *args, **named)
-                finally:
-                    journal.module = outer_module
-
-            return call
-
-        for name in ("unshard", "post_backward"):
-            if name in vars(module.FSDPParamGroup):
-                methods.replace(name, within_unit)
-        return methods
+        names = ("unshard", "post_backward")
+        return self._named(module.FSDPParamGroup, names, lambda unit, *_: unit._module_fqn or ROOT)
 
     def _watch_flat_units(self, module: Any) -> ReplacedMethods:
         """The same of FullyShardedDataParallel, whose units are named by what their flat parameters hold."""
-        methods = ReplacedMethods(module)
-        journal = self._journal
         names: WeakKeyDictionary[Any, str] = WeakKeyDictionary()
 
-        def within_unit(original: Callable[..., Any]) -> Callable[..., Any]:
-            def call(state: Any, handle: Any, *args: Any, **named: Any) -> Any:
+        def name_of(state: Any, handle: Any, *_: Any) -> str:
+            if handle not in names:
+                names[handle] = _name_of_flat(state, handle)
+            return names[handle]
+
+        return self._named(module, ("_unshard", "_reduce_grad"), name_of)
+
+    def _named(self, owner: Any, replaced: tuple[str, ...], name_of: Callable[..., str]) -> ReplacedMethods:
+        """Replace methods, within which collectives are of a module that name_of makes of arguments."""
+        methods, journal = ReplacedMethods(owner), self._journal
+
+        def within(original: Callable[..., Any]) -> Callable[..., Any]:
+            def call(*args: Any, **named: Any) -> Any:
                 outer_module = journal.module
                 with suppress(Exception):  # of a version of torch that keeps its names elsewhere
-                    if handle is not None and handle not in names:
-                        names[handle] = _name_of_flat(state, handle)
-                    journal.module = names.get(handle)
+                    journal.module = name_of(*args)
                 try:
-                    return original(state, handle, *args, **named)
+                    return original(*args, **named)
                 finally:
                     journal.module = outer_module
 
             return call
 
-        for name in ("_unshard", "_reduce_grad"):
-            if name in vars(module):
-                methods.replace(name, within_unit)
+        for name in replaced:
+            if name in vars(owner):
+                methods.replace(name, within)
         return methods
 
     def _watch_replicas(self, module: Any) -> ReplacedMethods:
