@@ -255,12 +255,14 @@ class ModelCalls:
     def _note_cast(self, module: Module) -> None:
         """Note, in the first step, whether autocast is on where a module multiplies by its weight. The model
         itself counts where nothing in it does."""
+        if len(self._sizes) > 1:
+            return
         with suppress(Exception):
             weight = module._parameters.get("weight")
             size = 0
             if weight is not None and weight.ndim > 1 and not isinstance(module, torch.nn.Embedding):
                 size = weight.numel()
-            if len(self._sizes) == 1 and (size or not self._depth):
+            if size or not self._depth:
                 device = next(module.parameters()).device.type
                 on = torch.is_autocast_enabled(device)
                 self._cast[torch.get_autocast_dtype(device) if on else None] += max(size, 1)

@@ -100,9 +100,8 @@ class NeedlessBatches:
         devices = backend_of(tokens.device)
         if devices.is_device and devices.is_capturing():
             return
-        if (
-            tokens.dim() == 3 and tokens.is_floating_point() and tokens.numel() <= MOST_ENTRIES
-        ):  # numbers of places for tokens
+        is_frames = tokens.dim() == 3 and tokens.is_floating_point() and tokens.numel() <= MOST_ENTRIES
+        if is_frames:  # numbers of places for tokens
             places = torch.arange(1, tokens.shape[1] + 1, device=tokens.device)
             tokens = (tokens != 0).any(-1) * places
             lengths = tokens.amax(1)  # where all are alike they are no padding, but places to be filled in
@@ -162,10 +161,10 @@ class FrozenModules:
         if devices.is_device and devices.is_capturing():
             return False
         if is_new:
-            held = [*module.parameters()]
-            if not held or any(type(one.data) is not torch.Tensor for one in held):
+            parameters = [*module.parameters()]
+            if not parameters or any(type(one.data) is not torch.Tensor for one in parameters):
                 return False
-            self._parameters[id(module)] = [(ref(one), one._version, _some(one)) for one in held]
+            self._parameters[id(module)] = [(ref(one), one._version, _some(one)) for one in parameters]
             self.lines[id(module)] = line
         rows, dims = given.detach(), tuple(range(1, given.dim()))  # reduced without a copy of it
         sums = [torch.linalg.vector_norm(rows, dim=dims, dtype=torch.float32)]
@@ -188,8 +187,8 @@ def _some(parameter: torch.Tensor) -> torch.Tensor:
     return parameter.detach().reshape(-1)[:8].clone()
 
 
-def _is_unchanged(held: Any, version: int, some: torch.Tensor) -> bool:
-    parameter = held()
+def _is_unchanged(reference: Any, version: int, some: torch.Tensor) -> bool:
+    parameter = reference()
     return parameter is not None and parameter._version == version and torch.equal(_some(parameter), some)
 
 

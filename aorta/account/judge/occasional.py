@@ -202,8 +202,8 @@ def _periodic(values: Floats, global_step: NDArray[np.int64]) -> tuple[int, int]
     """Period and phase (of the global step) whose steps are the slowest; None where chance explains them."""
     num = len(values)
     ranks = np.empty(num)
-    ranks[np.argsort(values, kind="stable")] = np.arange(num)
     in_order = np.argsort(values, kind="stable")
+    ranks[in_order] = np.arange(num)
     best: tuple[float, int, int, int] | None = None
     for period in range(2, min(LONGEST_PERIOD, (num - 1) // (MIN_SLOW - 1)) + 1):
         phase = global_step % period

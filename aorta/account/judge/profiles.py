@@ -145,7 +145,7 @@ def told_differences(judged: Run, late: int | None) -> list[Difference]:
 
 def busiest(judged: Run, num: int) -> list[Line]:
     """The lines of the program that the thread that trains is in most: means over ranks, from LEAST_SHOWN of
-    the step and FEWEST samples on. Which waits for the device counts as any other."""
+    the step and FEWEST samples on. One that waits for the device counts as any other."""
     step_ms = float(np.nanmean(judged.values("step_ms"))) if judged.num_judged else 0.0
     lines = most([*rank_parts(judged).values()], num)
     return [line for line in lines if line.ms >= LEAST_SHOWN * step_ms and line.num_samples >= FEWEST]
