@@ -19,8 +19,9 @@ import torch
 from aorta._version import __version__
 from aorta.device.backend import CPU, accelerator
 from aorta.device.variables import KNOWN_VARIABLES
-from aorta.records.schema import STREAM_NAMES, DeviceKind
+from aorta.records.schema import DeviceKind
 from aorta.records.secrets import is_secret_name, is_secret_value
+from aorta.timeline.types import STREAM_NAMES
 
 _PREFIXES = (
     "NCCL_",

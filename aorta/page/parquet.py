@@ -22,7 +22,7 @@ from aorta.account.metrics import of_operation, operations
 from aorta.account.model import Report, Run
 from aorta.errors import ReportError
 from aorta.files import replacing
-from aorta.records.schema import OverlapRecord, StepRecord
+from aorta.records.schema import StepRecord
 from aorta.records.table import (
     NOT_MEASURED,
     NULL,
@@ -33,6 +33,7 @@ from aorta.records.table import (
     scalar_fields,
 )
 from aorta.timeline.collective import STREAM_OF_OP
+from aorta.timeline.types import OverlapRecord
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]

@@ -21,7 +21,6 @@ from aorta.errors import NOT_JSON, AortaError
 from aorta.files import open_regular, regular_descriptor
 from aorta.records.files import files_beside
 from aorta.records.lines import LIMIT, LineReader, are_possible, opened_lines, whole_lines_of
-from aorta.records.schema import Source
 from aorta.records.table import (
     FIELDS,
     LISTS,
@@ -35,6 +34,7 @@ from aorta.records.table import (
     Texts,
     do_integers_fit,
 )
+from aorta.timeline.types import Source
 
 try:  # ten times as fast as zlib's
     from isal.isal_zlib import crc32

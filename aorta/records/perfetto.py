@@ -18,8 +18,8 @@ import msgspec
 from aorta._version import __version__
 from aorta.errors import RecordError
 from aorta.files import replacing
-from aorta.records.schema import CollectiveRecord, Segment, StepRecord
-from aorta.timeline.types import COPY
+from aorta.records.schema import CollectiveRecord, StepRecord
+from aorta.timeline.types import COPY, Segment
 
 COMPUTE, HIDDEN, EXPOSED, IDLE = "compute", "compute + comm (hidden)", "exposed comm", "idle"
 """Slices of the overlap track: communication is HIDDEN and EXPOSED, compute COMPUTE and HIDDEN."""

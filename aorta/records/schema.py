@@ -15,21 +15,7 @@ from typing import Annotated, Any, Literal, get_args
 import msgspec
 
 from aorta.records.stacks import StackFrame
-from aorta.timeline.types import (
-    STREAM_NAMES as STREAM_NAMES,
-)
-from aorta.timeline.types import (
-    OverlapRecord as OverlapRecord,
-)
-from aorta.timeline.types import (
-    Segment as Segment,
-)
-from aorta.timeline.types import (
-    Source as Source,
-)
-from aorta.timeline.types import (
-    StreamUse as StreamUse,
-)
+from aorta.timeline.types import OverlapRecord, Segment, Source, StreamUse
 
 SCHEMA_VERSION = 3
 READABLE_VERSIONS = frozenset((1, 2, 3))

@@ -20,18 +20,8 @@ import numpy as np
 from msgspec.structs import astuple
 from numpy.typing import NDArray
 
-from aorta.records.schema import (
-    HOST_KINDS,
-    STREAM_NAMES,
-    DeviceRecord,
-    HostUse,
-    KernelSums,
-    MemoryRecord,
-    OverlapRecord,
-    Source,
-    StepRecord,
-    StreamUse,
-)
+from aorta.records.schema import HOST_KINDS, DeviceRecord, HostUse, KernelSums, MemoryRecord, StepRecord
+from aorta.timeline.types import STREAM_NAMES, OverlapRecord, Source, StreamUse
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]

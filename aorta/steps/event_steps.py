@@ -17,12 +17,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from aorta.records.schema import (
-    CollectiveRecord,
-    OverlapRecord,
-    StartBy,
-    StepRecord,
-)
+from aorta.records.schema import CollectiveRecord, StartBy, StepRecord
 from aorta.steps.notes import CallId, CollectiveCall, Mark, RecordedStep, ResolverSettings
 from aorta.steps.record import (
     NO_DETAILS,
@@ -37,7 +32,7 @@ from aorta.steps.record import (
 from aorta.timeline.collective import POINT_TO_POINT
 from aorta.timeline.intervals import EMPTY, Intervals, clip, intersect, length_ms, subtract, union
 from aorta.timeline.overlap import active_segments, overlap, rounded, stream_uses
-from aorta.timeline.types import Kind, Span, Timeline
+from aorta.timeline.types import Kind, OverlapRecord, Span, Timeline
 
 DRIFT_PPM = 10.0
 """Assumed bound between a GPU's and the host's oscillator where nothing tighter is known."""

@@ -14,13 +14,12 @@ from aorta.records.schema import (
     HostSpan,
     HostUse,
     MemoryRecord,
-    OverlapRecord,
     StepRecord,
 )
 from aorta.steps.notes import CollectiveCall, HostNote, RecordedStep, ResolverSettings, Use
 from aorta.timeline.collective import algbw_gb_s, busbw_gb_s
 from aorta.timeline.overlap import rounded
-from aorta.timeline.types import Source
+from aorta.timeline.types import OverlapRecord, Source
 
 LOGGED_FIELDS = ("loss", "lr", "grad_norm")
 """Logged values that have a field of their own in a record; all others go into `scalars`."""

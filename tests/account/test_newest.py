@@ -15,9 +15,10 @@ from aorta.account.newest import Newest, newest
 from aorta.errors import RecordError
 from aorta.records.files import state_name, steps_name
 from aorta.records.newest import Follower
-from aorta.records.schema import CollectiveRecord, OverlapRecord, Segment, StepRecord
+from aorta.records.schema import CollectiveRecord, StepRecord
 from aorta.records.state import ProcessState, StateFile
 from aorta.records.writer import LineWriter
+from aorta.timeline.types import OverlapRecord, Segment
 from aorta.why.causes.rank import late_rank
 from tests.records.plain_records import step
 

@@ -1,6 +1,7 @@
 """The smallest records of a step and of a run."""
 
-from aorta.records.schema import OverlapRecord, RunRecord, StepRecord
+from aorta.records.schema import RunRecord, StepRecord
+from aorta.timeline.types import OverlapRecord
 
 
 def step(global_step=0, **changes):

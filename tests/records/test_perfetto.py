@@ -10,17 +10,10 @@ import pytest
 
 from aorta.errors import RecordError
 from aorta.records.perfetto import COMPUTE, EXPOSED, HIDDEN, IDLE, OVERLAP, states, write_perfetto
-from aorta.records.schema import (
-    CollectiveRecord,
-    DeviceRecord,
-    KernelSpan,
-    KernelSums,
-    MemoryRecord,
-    Segment,
-)
+from aorta.records.schema import CollectiveRecord, DeviceRecord, KernelSpan, KernelSums, MemoryRecord
 from aorta.timeline.intervals import clip, intervals, length_ms, subtract, union
 from aorta.timeline.overlap import unions
-from aorta.timeline.types import COPY, Kind, Span, Timeline
+from aorta.timeline.types import COPY, Kind, Segment, Span, Timeline
 from tests.records.run_folders import step_record, step_timeline
 
 MS = 10**6

@@ -5,9 +5,9 @@ import pytest
 
 from aorta.errors import RecordError
 from aorta.records.reader import read_run, read_steps
-from aorta.records.schema import OverlapRecord, StepRecord
+from aorta.records.schema import StepRecord
 from aorta.timeline.overlap import active_segments, overlap
-from aorta.timeline.types import Kind, Span, Timeline
+from aorta.timeline.types import Kind, OverlapRecord, Span, Timeline
 
 LIVE = Timeline.from_spans(
     [

@@ -9,17 +9,11 @@ import pytest
 from aorta.account.load.open import load_run
 from aorta.records.blocks import read_blocks
 from aorta.records.reader import read_steps
-from aorta.records.schema import (
-    DeviceRecord,
-    HostSpan,
-    KernelSums,
-    MemoryRecord,
-    OverlapRecord,
-    StreamUse,
-)
+from aorta.records.schema import DeviceRecord, HostSpan, KernelSums, MemoryRecord
 from aorta.records.writer import RunFolder
 from aorta.steps.record import partial_record
 from aorta.steps.told import Told
+from aorta.timeline.types import OverlapRecord, StreamUse
 
 MEMORY = MemoryRecord(allocated_bytes=5, reserved_bytes=9, peak_allocated_bytes=7, num_alloc_retries=0)
 MORE = msgspec.structs.replace(MEMORY, reserved_bytes=11, num_alloc_retries=2)

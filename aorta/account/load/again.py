@@ -12,9 +12,10 @@ from aorta.account.load.rank.reduce import blocks_with_unwritten, with_unwritten
 from aorta.account.model import NamedSpan
 from aorta.records.files import sites_name, stacks_name
 from aorta.records.reader import kernel_names_beside, read_beside
-from aorta.records.schema import CallSites, Source, StepRecord
+from aorta.records.schema import CallSites, StepRecord
 from aorta.records.stacks import Stacks, joined, read_stacks
 from aorta.records.table import StepTable
+from aorta.timeline.types import Source
 
 
 def places_of(steps: NDArray[np.int64], of_rank: RankSteps) -> tuple[NDArray[np.intp], Flags]:

@@ -59,10 +59,10 @@ from aorta.errors import ReportError, TraceError
 from aorta.processes import parallel_map, usual_jobs
 from aorta.records.files import STEPS_FILE, files_beside
 from aorta.records.launches import read_notes
-from aorta.records.schema import RunRecord, Source, StepRecord
+from aorta.records.schema import RunRecord, StepRecord
 from aorta.records.state import RankState, read_states
 from aorta.records.table import StepTable
-from aorta.timeline.types import OWN_SOURCES
+from aorta.timeline.types import OWN_SOURCES, Source
 
 if TYPE_CHECKING:  # readers of traces take long to import
     from aorta.traces.steps import Reading

@@ -8,7 +8,8 @@ from aorta.account.judge.cells import CELLS, EXPOSED_CELLS, account_of
 from aorta.account.judge.decompose import _cells as cells_compared
 from aorta.account.judge.judged import judge
 from aorta.account.load.open import load_run
-from aorta.records.schema import HostUse, OverlapRecord
+from aorta.records.schema import HostUse
+from aorta.timeline.types import OverlapRecord
 from tests.records.plain_records import step as plain_step
 from tests.records.run_folders import run_record
 from tests.why.causes.runs import Host, run_of

@@ -30,10 +30,10 @@ from aorta.records.schema import (
     KernelSpan,
     KernelSums,
     MemoryRecord,
-    OverlapRecord,
     StepRecord,
 )
 from aorta.records.writer import LineWriter
+from aorta.timeline.types import OverlapRecord
 from tests.records import plain_records
 from tests.records.run_folders import step_record, step_timeline
 

@@ -7,8 +7,9 @@ import pytest
 
 from aorta.account.load.rank import host
 from aorta.account.load.rank.host import INNERMOST_FIRST, carry_waits, host_metrics
-from aorta.records.schema import HOST_KINDS, HostSpan, HostUse, Segment
+from aorta.records.schema import HOST_KINDS, HostSpan, HostUse
 from aorta.records.table import LineTable
+from aorta.timeline.types import Segment
 from tests.records import plain_records
 
 WINDOW_MS = 40

@@ -8,7 +8,8 @@ from aorta.account.judge.judged import dataset, judge
 from aorta.account.judge.timed_steps import remarks
 from aorta.account.load.open import load_run
 from aorta.page.table import dataset_table
-from aorta.records.schema import HostUse, OverheadRecord, OverlapRecord
+from aorta.records.schema import HostUse, OverheadRecord
+from aorta.timeline.types import OverlapRecord
 from aorta.why.causes.rank import found_causes
 from aorta.why.causes.text import title
 from tests.records.run_folders import run_record

@@ -15,7 +15,8 @@ from aorta.page.html import page
 from aorta.page.table import comparison_table, dataset_table
 from aorta.page.timeline import steps_to_show, timeline_data
 from aorta.page.write import make_report
-from aorta.records.schema import CollectiveRecord, DeviceRecord, MemoryRecord, OverlapRecord, PeakRecord
+from aorta.records.schema import CollectiveRecord, DeviceRecord, MemoryRecord, PeakRecord
+from aorta.timeline.types import OverlapRecord
 from tests.records.run_folders import run_record, step_record, step_timeline, write_run
 
 PEAK = PeakRecord(flops_per_s=1e15, precision="bf16", hardware="Invented GPU", origin="a data sheet, 2024-11")

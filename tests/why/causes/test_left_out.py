@@ -6,7 +6,8 @@ from aorta.account.judge.judged import judge
 from aorta.account.load.open import load_run
 from aorta.account.newest import newest
 from aorta.records.newest import Follower
-from aorta.records.schema import HostUse, OverlapRecord
+from aorta.records.schema import HostUse
+from aorta.timeline.types import OverlapRecord
 from aorta.why.causes.rank import late_rank
 from tests.dist.launch import run_ranks
 from tests.record.rank_programs import late_where_left_out

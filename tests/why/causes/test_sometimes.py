@@ -5,7 +5,8 @@ import pytest
 
 from aorta.account.judge.judged import judge
 from aorta.account.load.open import load_run
-from aorta.records.schema import HostUse, OverlapRecord
+from aorta.records.schema import HostUse
+from aorta.timeline.types import OverlapRecord
 from aorta.why.causes.rank import found_causes
 from tests.why.causes.runs import MIB, Host, causes, plain, run_of, waited
 

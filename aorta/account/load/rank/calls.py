@@ -16,11 +16,10 @@ from numpy.typing import NDArray
 
 from aorta.errors import RecordError
 from aorta.records.reader import OP_OF_STREAM
-from aorta.records.schema import Source
 from aorta.records.table import NULL, StepTable, Texts
 from aorta.timeline.collective import GroupKey, busbw_factor
 from aorta.timeline.intervals import of_run_lengths
-from aorta.timeline.types import COPY
+from aorta.timeline.types import COPY, Source
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aorta.account.load.rank.calls import Kind, RecordedCalls
-from aorta.records.schema import Source
+from aorta.timeline.types import Source
 
 Floats = NDArray[np.float64]
 Flags = NDArray[np.bool_]

@@ -11,8 +11,8 @@ from aorta.account.load.rank.columns import IMPOSSIBLE, OF_RUN, Floats, RankStep
 from aorta.account.load.rank.kernels import GRAPH_NODES, NAME_COUNT
 from aorta.account.metrics import MEASURED, OVERLAP_METRICS, metric_key, of_operation, operations
 from aorta.errors import RecordError
-from aorta.records.schema import Source
 from aorta.records.table import LineTable, do_integers_fit
+from aorta.timeline.types import Source
 
 MOST_MS = 2.0**53
 

@@ -27,9 +27,10 @@ from aorta.errors import RecordError, ReportError
 from aorta.processes import no_garbage_collection
 from aorta.records.blocks import read_blocks
 from aorta.records.reader import kernel_names_beside, read_steps
-from aorta.records.schema import Source, StepRecord
+from aorta.records.schema import StepRecord
 from aorta.records.table import LineKey, LineTable, StepTable
 from aorta.steps.unwritten import unwritten_after
+from aorta.timeline.types import Source
 
 BLOCK_RECORDS = 512
 

@@ -14,11 +14,11 @@ from aorta.account.load.rank.kernels import kernel_name
 from aorta.account.load.rank.reduce import reduce_records
 from aorta.account.load.traces.steps import WHOLE_WINDOW, step_records, windows_of
 from aorta.account.model import NamedSpan, Progress
-from aorta.records.schema import Source as RecordSource
 from aorta.records.schema import StepRecord
 from aorta.timeline.matching import RankCalls
 from aorta.timeline.overlap import total
 from aorta.timeline.types import Kind, Total
+from aorta.timeline.types import Source as RecordSource
 from aorta.traces.classify import kernel_class
 from aorta.traces.model import rank_calls
 from aorta.traces.quality import Finding, RankFacts, facts, truncated, verdict
