@@ -411,6 +411,7 @@ class AttachedSession:
 
             self._num_tries += 1
             recorder.flops = ModelCalls()
+            recorder.coverage_notes["noted_step"] = self._num_steps  # several times as long as others
         if recorder.flops.wants(self._num_steps):
             self.model_calls = recorder.flops
             self.model_calls.begin_step(self._attachment.program.optimizers, self._num_steps)

@@ -122,6 +122,7 @@ def test_every_step_is_found_and_every_collective_seen(
     assert [step.gap for step in result.steps] == [None] * STEPS
     assert result.collectives[2:] == [steady] * (STEPS - 2)
     assert result.run.coverage["steps_at"] == place
+    assert result.run.coverage["noted_step"] >= 2
     (counts,) = result.run.coverage["groups"].values()
     assert counts["backend"] == counts["seen"]
     assert sum(result.collectives) + sum(result.run.coverage["outside_step"].values()) == counts["seen"]

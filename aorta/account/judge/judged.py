@@ -18,7 +18,7 @@ from aorta.account.numbers import none_if_nan
 from aorta.account.rows import row_medians_and_percentile
 from aorta.errors import ReportError
 from aorta.timeline.collective import busbw_factor
-from aorta.timeline.statistics import WARMUP_RULE, warmup_steps
+from aorta.timeline.statistics import WARMUP_RULE, WARMUP_SHARE, warmup_steps
 
 MOST_NUMBERS = 1 << 20
 """Ranks times steps that causes are looked for in at once: 220 MB for a million."""
@@ -46,13 +46,18 @@ def judge(run: Run, num_warmup: int | None = None) -> Run:
 
 def _warmup_of(run: Run) -> int:
     """Steps of the warm-up, judged by those that were timed: the others lack what timing costs, and beside
-    them all timed steps at the beginning would seem slow."""
+    them all timed steps at the beginning would seem slow. One in which the model's calls were noted is long
+    for that alone."""
     step_ms = run.metrics["step_ms"]
     timed = np.flatnonzero(~run.left_out)
     if len(timed) in (0, run.num_steps):
-        return warmup_steps(step_ms)
-    num_timed = warmup_steps(step_ms[:, timed])
-    return int(timed[num_timed - 1]) + 1 if num_timed else 0
+        num = warmup_steps(step_ms)
+    else:
+        num_timed = warmup_steps(step_ms[:, timed])
+        num = int(timed[num_timed - 1]) + 1 if num_timed else 0
+    noted = -1 if run.record is None else run.record.coverage.get("noted_step", -1)
+    is_noted = run.global_step[: run.num_steps // WARMUP_SHARE] == noted
+    return max(num, int(is_noted.argmax()) + 1) if is_noted.any() else num
 
 
 def selected(run: Run, steps: tuple[int, int] | None, ranks: Collection[int] | None) -> Run:
