@@ -62,6 +62,10 @@ def test_a_thread_that_holds_the_interpreter_s_lock_on_one_rank_is_named(tmp_pat
         f"another thread that holds the interpreter's lock on rank {late_rank} in augment(), straggler.py:5: "
     )
     assert cause.change.startswith("do what augment(), straggler.py:5 does in another process")
+    for rank in (0, 1):  # two samples do not tell, however long
+        held = [("augment", "forward", "locked_out", 16 * 8.0, 16)] if rank == late_rank else []
+        write_stacks(folder, rank, COMMON, *held, steps=48)
+    assert "lock" not in first_cause(folder).headline
 
 
 def test_data_loading_is_named_with_the_line_that_loads(tmp_path):

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aorta.account.judge.cells import EXPOSED_CELLS, HOST_PARTS, Account, Exposed, Host
-from aorta.account.judge.stacks import MOST_RANKS, Samples, samples_of, samples_of_ranks
+from aorta.account.judge.stacks import FEWEST, MOST_RANKS, Samples, samples_of, samples_of_ranks
 from aorta.account.load.rank.host import BYTES, IDLE, IDLE_BEHIND, LOOPS, OTHER
 from aorta.account.load.rank.kernels import COUNT, TIME
 from aorta.account.load.rank.phases import PREFIX
@@ -233,12 +233,14 @@ def _own_threads(judged: Run, account: Account, host: Host) -> tuple[Floats, Flo
 
 
 def _locked_out(judged: Run) -> Floats:
-    """[rank, 1]: how long the thread waits for the interpreter's lock in the mean step, as samples tell."""
+    """[rank, 1]: how long the thread waits for the interpreter's lock in the mean step, as FEWEST samples or
+    more tell: one of a short run stands for as much as a tenth of it."""
     whole = judged.whole or judged
     ms = np.zeros((len(judged.ranks), 1))
     for row, rank in enumerate(judged.ranks[:MOST_RANKS]):
         if (one := samples_of(whole, rank)) is not None:
-            ms[row] = one.ms[one.is_judged & one.that("locked_out")].sum()
+            of_it = one.ms[one.is_judged & one.that("locked_out")]
+            ms[row] = of_it.sum() if len(of_it) >= FEWEST else 0.0
     return ms
 
 
