@@ -15,6 +15,7 @@ from aorta.account.cause import (
     MENDED_ERROR,
     MENDED_LESS,
     MENDED_MORE,
+    MOST,
     WIDEST,
     Cause,
     CauseKind,
@@ -362,7 +363,11 @@ def _is_in(one: Named, other: Named, judged: Run | None) -> bool:
     larger, cause = one[0], other[0]
     if _is_of_messages(larger, cause, judged) or _is_of_one_rank(larger, cause):
         return True
-    if larger.line is None or cause.line is None or larger.line.text != cause.line.text:
+    if larger.line is None or cause.line is None:
+        return False
+    # What gave memory back, its caller asks the driver for again.
+    lines = (larger.line.text, larger.line.caller if larger.kind == "memory" else "")
+    if cause.line.text not in lines:
         return False
     if larger.kind == cause.kind:
         return larger.kind not in OF_OPERATIONS
@@ -635,6 +640,8 @@ def cause_of(
         (less, more),
         1.0 if is_of_kernels else _least_part(finding, line, judged),
     )
+    if finding.facts.get("is_most"):
+        interval, why_no_interval = None, f"{MOST}: what the host leaves of it is not known"
     if line is not None and line.num_samples:
         evidence.append(seen_text(line))
     if issued := issued_text(finding, judged):

@@ -34,10 +34,10 @@ MOSTLY_HELD_UP = [12.0] * 3 + [20.0] * 17
     [
         pytest.param(run(MOSTLY_HELD_UP), account(), 8.0, id="shortest-steps"),
         pytest.param(run([20.0] * 20, waits_ms=9.0), account(), 9.0, id="waits-are-no-need"),
-        pytest.param(run([19.0] * 20), account(), None, id="always-held-up"),
+        pytest.param(run([19.0] * 20), account(), np.inf, id="always-held-up"),
         pytest.param(run([19.0] * 20), account(launch=0.5), 1.0, id="never-held-up"),
         pytest.param(run([12.0] * 5), account(), None, id="few-steps"),
-        pytest.param(run([20.0, 28.0, 12.0] * 7), account(), None, id="made-up-for-stalls"),
+        pytest.param(run([20.0, 28.0, 12.0] * 7), account(), np.inf, id="made-up-for-stalls"),
         pytest.param(run([20.0, 28.0, 12.0, 12.0] * 5), account(), 8.0, id="free-behind-stalls"),
         pytest.param(run(MOSTLY_HELD_UP), account(on_device=False), None, id="of-a-CPU"),
         pytest.param(run([[12.0] * 20, [15.0] * 20]), account(), 5.0, id="the-rank-with-least"),
@@ -55,6 +55,13 @@ def test_work_of_a_device_saves_no_more_than_the_room_and_might_save_all():
     assert (needless.mean_ms, needless.more_ms) == pytest.approx((8.0, 6.0))
     assert "the host needs 12.0 ms" in needless.evidence[0]
     assert (late.mean_ms, late.more_ms, late.evidence) == (14.0, 0.0, [])
+
+
+def test_what_work_of_a_device_saves_is_the_most_where_its_host_waits_in_every_step():
+    losses = [CauseFinding(kind, np.full(20, 14.0), {("compute",): 1.0}) for kind in ("compute", "late_rank")]
+    needless, late = within_host_needs(run([19.0] * 20), account(), losses)
+    assert (needless.mean_ms, needless.facts, late.facts) == (14.0, {"is_most": True}, {})
+    assert "none shows how long" in needless.evidence[0]
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """How much shorter a step becomes at most when its device has less to compute: then its host is what it waits
 for, which needs its own time for all that it launches."""
 
+import math
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -23,13 +24,14 @@ FEWEST = 8
 
 
 class HostNeeds(NamedTuple):
-    need_ms: float
+    need_ms: float | None
+    """None where it was held up in every step, by a queue that was full."""
     room_ms: float
     """By which a step can become shorter before it takes what the host needs."""
 
 
 def host_needs(judged: Run, account: Account) -> HostNeeds | None:
-    """Of the rank with least room. None where it is not known: of a CPU, or where queues are always full."""
+    """Of the rank with least room. None where it is not known: of a CPU, or of too few steps."""
     whole = judged.whole or judged
     host = Host(whole, whole.judged_steps)
     step_ms = host.metric("step_ms")
@@ -46,6 +48,7 @@ def host_needs(judged: Run, account: Account) -> HostNeeds | None:
         if account.share("launch") >= MOSTLY_IDLE:
             need_ms = float(own[is_known].mean())
         elif need_ms > HELD_UP * mean_ms:
+            found.append(HostNeeds(None, math.inf))
             continue
         found.append(HostNeeds(need_ms, max(mean_ms - need_ms, 0.0)))
     return min(found, key=lambda one: one.room_ms, default=None)
@@ -56,6 +59,12 @@ def within_host_needs(judged: Run, account: Account, losses: list[CauseFinding])
     needs = host_needs(judged, account)
     for finding in losses:
         of_device = finding.mean_ms
+        if needs is not None and finding.kind == "compute" and needs.need_ms is None:
+            finding.facts["is_most"] = True
+            finding.evidence.append(
+                "the host waits for the device in every step, so that none shows how long its own part takes,"
+                " and a step takes no less than that"
+            )
         if needs is not None and finding.kind == "compute" and of_device > needs.room_ms:
             finding.facts["device_ms"] = of_device
             finding.ms = finding.ms * (needs.room_ms / of_device)
