@@ -84,10 +84,10 @@ class Samples:
         """The innermost frame is a loss function of torch's, which belongs to the model's pass."""
         return self._leaf_is(is_a_loss)
 
-    @property
-    def that_synchronize(self) -> NDArray[np.bool_]:
-        """The innermost frame is a function of torch's that waits for all that a device has queued."""
-        return self._leaf_is(lambda leaf: leaf.file == "torch" and leaf.function.endswith("synchronize"))
+    def that_call(self, name: str) -> NDArray[np.bool_]:
+        """The innermost frame is a function of torch's whose name ends with this: those of synchronize wait
+        for all that a device has queued."""
+        return self._leaf_is(lambda leaf: leaf.file == "torch" and leaf.function.endswith(name))
 
     def _leaf_is(self, test: Callable[[StackFrame], bool]) -> NDArray[np.bool_]:
         of_node = np.array([test(self.stacks.frames[frame]) for _, frame in self.stacks.nodes], dtype=bool)

@@ -13,7 +13,7 @@ from aorta.account.judge.stacks import MOST, MOST_RANKS, Samples, WeightedStack,
 from aorta.account.model import Run
 from aorta.records.stacks import StackFrame, StackPhase
 from aorta.why.causes.finding import CauseFinding
-from aorta.why.causes.losses.program_code import of_group
+from aorta.why.causes.losses.program_code import EMPTY_CACHE, SYNCHRONIZE, of_group
 from aorta.why.causes.program import program_of
 
 FEWEST = 3
@@ -33,8 +33,9 @@ NO_LINE = {
     "bubble",
     "contention",
     "starved",
-    "unwaited",
     "device_to_device",
+    "anomaly",
+    "blocking",
 }
 """Kinds, and operations and origins of others, that no line of the program is the reason of, or none that
 samples show: the host does not wait for it."""
@@ -76,12 +77,16 @@ def line_of(finding: CauseFinding, judged: Run) -> CodeLine | None:
     rows = _issuing(finding, judged) if site is None else []
     if rows:
         stacks = [stack for stack in stacks if any(_is_in(stack, row) for row in rows)]
-    elif (op := _op(finding)) and site is None and sites_of(judged):
-        stacks = [stack for stack in stacks if _calls(stack, op)]
+    elif (issued := _op(finding)) and site is None and sites_of(judged):
+        stacks = [stack for stack in stacks if _calls(stack, issued)]
     found = heaviest(stacks)
     # A backward pass shows no line of its forward.
     least = LEAST if finding.kind != "compute" else LEAST / 3
+    if op == "given_back":  # the launches behind it are what takes longer
+        return found
     if found is None or found.num_samples < FEWEST or found.ms < least * finding.mean_ms:
+        if isinstance(at := finding.facts.get("loop_at"), StackFrame):
+            return _line_without_samples(at.file, at.line, at.function, at.text)
         return (
             None if site is None else _line_without_samples(site.file, site.line, site.function, site.place)
         )
@@ -273,6 +278,8 @@ def _samples(judged: Run, rank: int) -> Samples | None:
 
 def _which(finding: CauseFinding, samples: Samples, in_some: bool) -> NDArray[np.bool_]:
     judged, kind, op = samples.is_judged, finding.kind, finding.facts.get("op")
+    if op == "given_back":
+        return judged & samples.that_call(EMPTY_CACHE)
     if kind == "checkpoint" and op == "slow_steps":
         return judged & ~samples.in_phase("communication", "data")
     if op == "loss":
@@ -306,7 +313,7 @@ def _which(finding: CauseFinding, samples: Samples, in_some: bool) -> NDArray[np
         case _ if kind in OF_COLLECTIVES:
             return judged & samples.in_phase("communication")
         case "garbage_collection" | "synchronisation" | "copy" | "memory":
-            waits = judged & samples.that_synchronize & (kind == "synchronisation")
+            waits = judged & samples.that_call(SYNCHRONIZE) & (kind == "synchronisation")
             return (own & samples.in_phase("rest")) | waits
         case _:
             return own

@@ -4,6 +4,7 @@ libraries, as far as records tell."""
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import islice
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -38,6 +39,7 @@ PROGRAM = (
     "whole_batches",
     "cuda_graphs",
     "own_crowd",
+    "one_thread",
 )
 """workers_0: the training loop's DataLoader has none; workers_new: it has some, which start anew in short
 epochs. buckets_small: DDP's are set below its default. no_buffers: the model has none that DDP could send.
@@ -49,7 +51,7 @@ never_fused: it has no such form. unfused: all are of UNFUSED. anomaly: autograd
 no_core: workers of a loader would take cores from training. short_batch: a worker would take as long to hand
 a batch over as the step waits for it. whole_batches: the data set is asked for a batch at once. cuda_graphs:
 torch.compile was asked to replay the model as CUDA graphs. own_crowd: a process has more threads of torch and
-loader workers than cores."""
+loader workers than cores; one_thread: the program has set torch to one."""
 OFFERS = {
     "fused": r"\bfused(?:=True| optimizer)",
     "bucket_view": r"\bgradient_as_bucket_view=True",
@@ -237,7 +239,7 @@ def workers_of(
 def _crowd(
     modes: Mapping[str, Any], loader: Mapping[str, Any] | None, names: set[str], facts: dict[str, str]
 ) -> None:
-    """Whether a process takes its own cores."""
+    """Whether a process takes its own cores, or leaves most of them out, as the program asked for."""
     cores, threads = int(_number(modes, "num_cores")), int(_number(modes, "num_threads"))
     num_workers = 0 if loader is None else int(_number(loader, "num_workers"))
     if 0 < cores < threads + num_workers:
@@ -245,6 +247,9 @@ def _crowd(
         at = "" if loader is None or not num_workers else f", of {loader.get('site')}"
         facts["crowd"] = f"torch's threads ({threads}) and loader workers ({num_workers}{at})"
         facts["own_cores"] = str(cores)
+    if (set_at := modes.get("threads_at")) and threads == 1 < cores:
+        names.add("one_thread")
+        facts |= {"whole_cores": str(cores), "threads_at": f"{Path(set_at[0]).name}:{set_at[1]}"}
 
 
 def _loader(loader: Mapping[str, Any], names: set[str], facts: dict[str, str]) -> None:

@@ -12,10 +12,13 @@ FRAMES = {
     "augment": StackFrame("/job/straggler.py", 5, "augment", is_program=True),
     "backward": StackFrame("torch", 0, "Tensor.backward", is_program=False),
     "synchronize": StackFrame("torch", 0, "synchronize", is_program=False),
+    "empty_cache": StackFrame("torch", 0, "empty_cache", is_program=False),
+    "checkcache": StackFrame("python", 0, "checkcache", is_program=False),
     "loads": StackFrame("python", 0, "loads", is_program=False),
     "norm": StackFrame("torch", 0, "SyncBatchNorm.forward", is_program=False),
     "getitem": StackFrame("/job/data.py", 7, "Rows.__getitem__", is_program=True),
     "hook": StackFrame(TRAIN, 33, "main", is_program=True),
+    "own_hook": StackFrame(TRAIN, 33, "keep", is_program=True),
 }
 NAMES = [*FRAMES]
 

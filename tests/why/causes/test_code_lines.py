@@ -1,9 +1,6 @@
 """The line of the program that a cause names, by stacks written beside a run with a known loss."""
 
-from types import SimpleNamespace
-
 import msgspec
-import numpy as np
 import pytest
 
 from aorta.account.judge.judged import judge
@@ -11,7 +8,7 @@ from aorta.account.load.open import load_run
 from aorta.records.files import sites_name
 from aorta.records.schema import CallSite, CallSites, HostSpan, HostUse
 from aorta.records.stacks import StackFrame
-from aorta.why.causes.losses.program_code import _own_ms_at_most, _python_at, host_is_ahead_of_copies
+from aorta.why.causes.losses.program_code import _python_at
 from aorta.why.causes.rank import found_causes
 from tests.records.run_folders import run_record
 from tests.why.causes.runs import Host, causes, plain, run_of, waited
@@ -217,43 +214,6 @@ def test_what_others_take_of_the_cores_is_neither_the_programs_code_nor_its_slee
         write_stacks(folder, rank, ("backward", "backward", "runs", 15.0), *own)
     found = causes(judge(load_run(folder, "run")))
     assert [(cause.kind, round(cause.ms)) for cause in found] == [("core_taken", 15), ("pause", 10)]
-
-
-@pytest.mark.parametrize(
-    ("name", "copies_ms", "is_ahead"), [("main", 3.0, False), ("main", 9.0, True), ("synchronize", 3.0, True)]
-)
-def test_a_host_waits_for_copies_in_the_line_that_makes_them_for_as_long_as_they_take(
-    tmp_path, name, copies_ms, is_ahead
-):
-    folder = run_of(tmp_path, lambda rank, step, noise: plain(noise))
-    for rank in (0, 1):  # on one of them 5 of 32 ms are in the program's own lines
-        write_stacks(
-            folder,
-            rank,
-            ("backward", "backward", "runs", 27.0),
-            (name if rank else "main", "rest", "runs", 5.0),
-        )
-    assert host_is_ahead_of_copies(judge(load_run(folder, "run")), copies_ms) == is_ahead
-
-
-@pytest.mark.parametrize(
-    ("num_own", "at_most_ms"),
-    [
-        pytest.param(0, 6.0, id="none: three"),
-        pytest.param(4, 8.0 + 14.0, id="four of two ms: seven more"),
-        pytest.param(16, 32.0 + 22.0, id="sixteen: eleven more"),
-    ],
-)
-def test_few_samples_leave_much_to_chance(num_own, at_most_ms):
-    """Of 20 samples of 2 ms."""
-    is_own = np.arange(20) < num_own
-    one = SimpleNamespace(
-        ms=np.full(20, 2.0),
-        is_judged=np.ones(20, dtype=bool),
-        in_phase=lambda _: is_own,
-        leaf_in=lambda _: is_own,
-    )
-    assert _own_ms_at_most(one) == pytest.approx(at_most_ms)
 
 
 def test_anomaly_detection_without_a_sample_in_it_is_no_cause(tmp_path):

@@ -24,6 +24,7 @@ from aorta.why.causes.rules import rules
 from aorta.why.causes.text import fact_texts, filled, nothing_text
 from tests.records.run_folders import run_record
 from tests.why.causes.runs import Host, causes, run_of, sampled
+from tests.why.causes.stacks import COMMON, write_stacks
 
 pytestmark = pytest.mark.heavy
 
@@ -232,6 +233,7 @@ def test_launches_of_a_loop_have_its_remedy(tmp_path, in_loop, kind, remedy):
     assert first.kind == "launch_bound"
     assert first.change.startswith(remedy)
     assert any("800 of a step's 1,000 operators" in text for text in first.evidence) == (in_loop == 800)
+    assert (first.line and first.line.text) == (LINE.text if in_loop == 800 else None)
 
 
 @pytest.mark.parametrize(("seen_ms", "lost_ms"), [(20.0, 12.0), (6.0, 6.0), (2.0, None)])
@@ -399,6 +401,68 @@ def test_idle_launches_are_of_the_memory_that_each_step_gives_back(tmp_path):
     assert (first.kind, first.ms) == ("memory", pytest.approx(6.0, rel=0.05))
     assert "empty_cache" in first.change
     assert any("gives 7 segments back" in text for text in first.evidence)
+    for rank in (0, 1):  # the line that gives it back, not the one that asks for it again
+        asks, gives = ("augment", "rest", "runs", 6.0), ("empty_cache", "rest", "runs", 0.5)
+        write_stacks(tmp_path / "run", rank, COMMON, asks, gives, steps=STEPS)
+    (cause,) = (one for one in causes(judge(load_run(tmp_path / "run", "run"), 1)) if one.kind == "memory")
+    assert (cause.line.text, cause.line.calls) == ("main(), train.py:20", "empty_cache of torch")
+    assert cause.change.startswith("leave main(), train.py:20 out of the loop")
+
+
+ANOMALY = {"modes": {"anomaly_detection": True}}
+
+
+def test_late_launches_of_a_backward_pass_are_its_checks_where_anomaly_detection_is_on(tmp_path):
+    """Of 12 ms of idle time, 4 ms while a forward pass keeps stacks, and 7 in a backward pass of 7 ms."""
+
+    def make(rank, step, noise):
+        host = Host().idle(5.0 * noise.gauss(1, 0.01)).work(20.0).idle(7.0, "backward").comm(2.0)
+        return host, used(30.0)
+
+    folder = run_of(tmp_path / "run", make, msgspec.structs.replace(run_record(2), program=ANOMALY), STEPS)
+    for rank in (0, 1):
+        kept = ("checkcache", "forward", "runs", 4.0)
+        passes = ("main", "forward", "runs", 23.0), ("backward", "backward", "sleeps", 7.0)
+        write_stacks(folder, rank, kept, *passes, steps=STEPS)
+    first = causes(judge(load_run(folder, "run"), 1))[0]
+    assert (first.subject, first.line) == ("autograd's anomaly detection on all ranks", None)
+    assert first.ms == pytest.approx(4.0 + 7.0, rel=0.05)
+    assert "set_detect_anomaly(False)" in first.change
+
+
+@pytest.mark.parametrize(("busy_ms", "num", "low_ms"), [(3.0, 600, 6.0), (28.0, 600, 10.8)])
+def test_where_launches_wait_for_kernels_the_shorter_of_host_and_device_goes(tmp_path, busy_ms, num, low_ms):
+    """The device idles for 12 ms: 3 ms of kernels and 600 ways of 5 us there and back; or all of it, but
+    2 us between two kernels."""
+    kernels = KernelSums(num_kernels=num, classes={"gemm": (busy_ms, num)}, top=[])
+
+    def make(rank, step, noise):
+        host = Host().idle(12.0 * noise.gauss(1, 0.01)).work(busy_ms).comm(0.01)
+        return host, used(45.0) | {"kernels": kernels}
+
+    blocking = msgspec.structs.replace(run_record(2), environment={"CUDA_LAUNCH_BLOCKING": "1"})
+    first = named(tmp_path / "run", make, run=blocking)[0]
+    assert (first.kind, first.ms) == ("launch_bound", pytest.approx(low_ms, rel=0.05))
+    assert first.interval_ms[1] >= 11.9
+    assert first.change.startswith("leave CUDA_LAUNCH_BLOCKING=1 out")
+
+
+def test_a_hook_that_reads_values_costs_a_host_that_bounds_the_step_what_it_is_there(tmp_path):
+    """8 of them in line 33, where samples show it for 3 ms; the device idles for 12 ms of 42."""
+    kernels = KernelSums(num_kernels=2000, classes={"elementwise": (8.0, 2000)}, top=[])
+
+    def make(rank, step, noise):
+        host = Host().idle(12.0 * noise.gauss(1, 0.01)).work(28.0)
+        host.host += [HostSpan("synchronisation", i, i + 0.01, "item in train.py:33") for i in range(13, 21)]
+        return host.comm(2.0), used(40.0) | {"kernels": kernels}
+
+    folder = run_of(tmp_path / "run", make, steps=STEPS)
+    for rank in (0, 1):
+        reads, others = ("own_hook", "forward", "runs", 3.0), ("norm", "forward", "runs", 39.0)
+        write_stacks(folder, rank, reads, others, steps=STEPS)
+    (reads,) = (one for one in causes(judge(load_run(folder, "run"), 1)) if one.kind == "synchronisation")
+    assert (reads.line.line, reads.ms) == (33, pytest.approx(3.0, rel=0.05))
+    assert any("reads values of the device 8 times a step or more" in text for text in reads.evidence)
 
 
 def all_reduces_at_the_end(rank, step, noise):

@@ -378,3 +378,14 @@ def test_a_process_with_more_threads_than_cores_takes_its_own(cores, is_crowded)
     names, facts = program_of(record)
     assert ("own_crowd" in names) == is_crowded
     assert ("crowd" in facts) == is_crowded
+
+
+@pytest.mark.parametrize(
+    ("threads", "set_at", "is_one"), [(1, ["/job/a.py", 7], True), (1, None, False), (4, ["a.py", 7], False)]
+)
+def test_a_program_that_sets_torch_to_one_thread_is_told_where(threads, set_at, is_one):
+    """Of 8 cores; a launcher's OMP_NUM_THREADS=1 is no line of the program."""
+    modes = {"num_threads": threads, "num_cores": 8, "threads_at": set_at}
+    names, facts = program_of(msgspec.structs.replace(run_with(), program={"modes": modes}))
+    assert ("one_thread" in names) == is_one
+    assert facts == ({"whole_cores": "8", "threads_at": "a.py:7"} if is_one else {})

@@ -204,6 +204,7 @@ def _wide_kernels(judged: Run, names: list[str], work: WorkOfStep | None) -> Ite
     if fp32 and not lower and (as_fast := _tf32_as_fast(judged)):
         ms = _time_of(judged, fp32)
         facts = {"op": "all_fp32", "what": "matrix products in fp32, all of them", "all_ms": float(ms.mean())}
+        facts["at"] = None if work is None else work.model_at
         yield CauseFinding("compute", (1 - as_fast) * ms, TAKES, facts=facts)
     for op, wide, less in (("fp64", fp64, FP64_MORE), ("fp32", fp32, 1 - AS_FAST)):
         if not wide or not others[op]:
@@ -285,6 +286,9 @@ def _counted(judged: Run, account: Account, work: WorkOfStep) -> Iterator[CauseF
         if seen_ms and (op != "unchanged" or work.unchanged_is_all):
             found.more_ms = 0.0 if lines is None else max(found.mean_ms - seen_ms, 0.0)
             found.ms = np.full_like(lost_ms, seen_ms)
+        if lines is not None and at is not None and account.share("launch") >= LARGE:
+            # Its host, which bounds the step, is spared as much in each pass.
+            found.more_ms += 2 * sampled_ms(judged, at.file, at.outer_function, lines)
         row = next((row for row in work.lines if op == "unused" and row.at == at), None)
         if row is not None and row.flops and (seen_ms := seen(row.at, range(row.at.line, row.at.line + 1))):
             # Forward as samples show, which hold what the memory takes; backward as counted.

@@ -13,7 +13,7 @@ from aorta.account.cause import CauseKind
 from aorta.account.judge.cells import LARGE_SHARE, Account
 from aorta.account.judge.occasional import Occasions, are_alike, occasions, without_traces
 from aorta.account.judge.stacks import in_modules
-from aorta.account.load.rank.kernels import COPY_TIME
+from aorta.account.load.rank.kernels import COPY_TIME, COUNT
 from aorta.account.metrics import of_operation, operations
 from aorta.account.model import Run
 from aorta.account.numbers import quantity
@@ -25,9 +25,9 @@ from aorta.why.causes.losses.host_needs import within_host_needs
 from aorta.why.causes.losses.needless import idle_cores, needless_work
 from aorta.why.causes.losses.parts import Parts, parts_of
 from aorta.why.causes.losses.program_code import (
+    OWN,
     code_in_model,
     code_in_passes,
-    host_is_ahead_of_copies,
     lines_of_spans,
     loss_loop,
     program_code,
@@ -73,13 +73,15 @@ MOST_OF_STEPS = 0.5
 """Of what slow steps take longer, from which on a loss is their reason."""
 ALIKE_STEPS = 0.8
 """Of the slow steps, that are the same ones."""
+WAITED_MS = 0.005
+"""From the end of a kernel until its host, which waits for it, has launched the next: 5.9 us in a planted
+program on an H200."""
 MOST_OF_OPERATORS = 0.5
 """Of a step, from which on a loop is what its launches are for."""
 MOST_OF_COPIES = 0.5
 """Of the time in which a device only copies, from which on it is said from where and to where."""
-PAGEABLE = "pageable"
 COPIED = {
-    PAGEABLE: "memory of the host that is not pinned",
+    "pageable": "memory of the host that is not pinned",
     "pinned": "pinned memory of the host",
     "host": "memory of the host",
     "device": "the device's memory",
@@ -125,7 +127,11 @@ def findings(
     of_slow_steps = [*slow_steps(judged, parts, slow)]
     of_code = program_code(judged, account, _own_slow_steps(judged, account, of_slow_steps, rare))
     losses = _with_common(losses, [*of_code, *_of_all_ranks(judged, parts)])
-    losses = losses if blocks_launches(judged) else _without_its_nature(losses, parts, code_in_model(judged))
+    if not blocks_launches(judged):
+        losses = _without_its_nature(losses, parts, code_in_model(judged))
+    for finding in losses:
+        if finding.kind == "launch_bound" and blocks_launches(judged):
+            _as_long_as_kernels(finding, judged, account)
     for finding in of_slow_steps:
         assert finding.occasions is not None
         if parts.on_device:
@@ -133,14 +139,8 @@ def findings(
         losses = [one for one in losses if finding.kind != "checkpoint" or one.kind != "checkpoint"]
         losses.append(finding)
     for finding in losses:
-        if finding.kind == "copy" and "group" not in finding.facts:
-            waits = account.mean_ms("synchronisation") >= WORTH_SAYING * finding.mean_ms
-            is_ahead = not waits and host_is_ahead_of_copies(judged, finding.mean_ms)
-            finding.facts["op"] = "unwaited" if is_ahead else None
         if finding.kind == "copy":
-            finding.facts |= _copied(judged, finding.mean_ms)
-            if PAGEABLE in str(finding.facts.get("origin")):  # the host waits for these, wherever samples are
-                finding.facts["op"] = None
+            finding.facts |= _copied(judged, finding.mean_ms) | {"op": None}
         finding.slow_steps = slow if finding.kind in SEEN else None
     losses = _whole_steps(losses, step_ms, account.global_step)
     losses = _one_of_small_messages(judged, losses, details)
@@ -194,6 +194,7 @@ def _without_its_nature(
         at, seen_ms = in_model
         facts = {
             **late[-1].facts,
+            "what": OWN,
             "behind": f"the device idles with nothing queued while the host is in {at.text}, within passes of"
             f" the model: samples of its thread show {quantity(seen_ms, 'ms')} of a step there",
             "origin": "in_model",
@@ -207,6 +208,7 @@ def _without_its_nature(
     facts = {
         **late[-1].facts,
         **(own[0].facts if own else {}),
+        "what": OWN,
         "behind": "the device idles for it behind the optimizer, with nothing queued",
         "part_ms": float(behind_ms.mean()),
     }
@@ -214,6 +216,19 @@ def _without_its_nature(
         *(finding for finding in kept if finding.kind != "program_code"),
         CauseFinding("program_code", behind_ms, together(late), facts=facts),
     ]
+
+
+def _as_long_as_kernels(finding: CauseFinding, judged: Run, account: Account) -> None:
+    """Where each launch waits for its kernel, host and device take turns: without that the shorter of the two
+    goes, and the way there and back; at most what the device idles for."""
+    busy_ms, idle_ms = account.mean_ms("compute", "hidden"), finding.mean_ms
+    num_kernels = sum(
+        judged.mean_of(of_operation(COUNT, name)) or 0.0 for name in operations(judged.metrics, COUNT)
+    )
+    least_ms = busy_ms + WAITED_MS * num_kernels
+    if least_ms < idle_ms:
+        finding.ms, finding.more_ms = finding.ms * (least_ms / idle_ms), idle_ms - least_ms
+        finding.facts |= {"busy_ms": busy_ms, "origin": "blocking"}
 
 
 def _of_all_ranks(judged: Run, parts: Parts) -> Iterator[CauseFinding]:
@@ -370,6 +385,7 @@ def _looped(judged: Run) -> dict[str, object]:
         return {}
     return {
         "origin": loop.kind,
+        "loop_at": loop.at,
         "looped": f"{loop.all_operators:,}",
         "operators": f"{num:,}",
         "iterations": loop.iterations,

@@ -28,6 +28,7 @@ from aorta.account.judge.stacks import (
     samples_of_ranks,
     timed_samples_of,
 )
+from aorta.account.load.rank.phases import PREFIX
 from aorta.account.model import Run
 from aorta.records.schema import NO_CALL, NO_OPTIMIZER, HostKind
 from aorta.records.stacks import StackFrame
@@ -35,6 +36,7 @@ from aorta.why.causes.finding import CauseFinding, Floats, of_the_least
 from aorta.why.causes.losses.parts import WORK, beside_others, work_ms_of
 from aorta.why.causes.program import program_of
 
+OWN = "the program's own code"
 Function = tuple[str, str]
 Line = tuple[str, int]
 """Name of a file, and a line of it."""
@@ -61,8 +63,8 @@ ALSO_OF_TENSORS = ("abs", "all", "any", "max", "min", "pow", "round", "sum")
 BACKWARD = "backward"
 PASSES = ("forward", "__call__", "<module>")
 """Functions that are the model, or the loop; so is a backward that no backward pass calls."""
-GIVEN_BACK = ("torch", "empty_cache")
-"""Library and function of which the allocator's counters know better what they cost."""
+EMPTY_CACHE, SYNCHRONIZE = "empty_cache", "synchronize"
+"""Functions of torch; of the first the allocator's counters know better what it costs."""
 MANY_WAITS = 4
 """A step: a value that is read once or twice does not make the code around it wait."""
 DETAILED_STEPS = 24
@@ -90,11 +92,17 @@ def program_code(
         return
     steps = _places(whole, account)
     cells = DEVICE_CELLS if account.on_device else CPU_CELLS
-    who = {"who": "all ranks" if len(ranks) > 1 else "the rank", "step_ms": account.mean_step_ms}
+    who = {"who": "all ranks" if len(ranks) > 1 else "the rank", "step_ms": account.mean_step_ms, "what": OWN}
     if "anomaly" in program_of(judged.record)[0]:
         ms = _common(samples, [_in_tracebacks(one) for one in samples], account, steps)
-        facts: dict[str, Any] = {**who, "op": "anomaly", "part_ms": float(ms.mean())}
-        yield CauseFinding("program_code", ms, {cells: 1.0}, facts=facts, by_stretch=True)
+        yield _anomaly(judged, account, ms, dict(who))
+    for num, rows in _waits_in_passes(judged, account, samples):
+        ms = _common(samples, rows, account, steps)
+        frames = samples[0].stacks.path(int(samples[0].rows[rows[0][0], 5]))
+        facts: dict[str, Any] = {**who, "at": [frame for frame in frames if frame.is_program][-1]}
+        facts |= {"often": f"{num:.0f}", "read_ms": float(ms.mean())}
+        takes: dict[tuple[str, ...], float] = {("synchronisation", *DEVICE_CELLS): 1.0}
+        yield CauseFinding("synchronisation", ms, takes, facts, by_stretch=True)
     loops = {function for one in samples for function in _loops(one)}
     grouped = [_groups(one, loops) for one in samples]
     # What the program collects of garbage is its own cause.
@@ -158,6 +166,37 @@ def program_code(
         yield CauseFinding(kind, ms, {cells: 1.0}, facts=facts, by_stretch=True)
 
 
+def _anomaly(judged: Run, account: Account, ms: Floats, facts: dict[str, Any]) -> CauseFinding:
+    """The stacks that it keeps of operators, as samples show, and its checks of each gradient in the backward
+    pass: on a device, whose answers the host waits for, the idle time of that; on a CPU no more is known than
+    that they are within it."""
+    seen_ms, backward_ms = float(ms.mean()), judged.mean_of_host(f"{PREFIX}{BACKWARD}") or 0.0
+    facts |= {"op": "anomaly", "what": "autograd's anomaly detection"}
+    facts |= {"stacks_ms": seen_ms, "backward_ms": backward_ms}
+    if not account.on_device:
+        return CauseFinding("program_code", ms, {CPU_CELLS: 1.0}, facts, by_stretch=True, more_ms=backward_ms)
+    ms = ms + min(backward_ms, max(account.mean_ms("launch") - seen_ms, 0.0))
+    return CauseFinding("program_code", ms, {DEVICE_CELLS: 1.0}, facts, by_stretch=True)
+
+
+def _waits_in_passes(
+    judged: Run, account: Account, samples: list[Samples]
+) -> Iterator[tuple[float, list[list[int]]]]:
+    """How often a step, and rows of samples, of lines within the model's passes, as of hooks, that wait for
+    the device for each of many values: a host that bounds the step launches nothing meanwhile."""
+    if not account.on_device or account.share("launch") < LARGE:
+        return
+    for line, (num, _) in lines_of_spans(judged, "synchronisation").items():
+        # A function without a frame, such as item(): what a library waits for within its own is not meant.
+        read = [one.is_judged & one.in_phase("forward", "optimizer") & one.leaf_in("") for one in samples]
+        rows = [
+            [row for row in np.flatnonzero(which).tolist() if _innermost_line(one, row) == line]
+            for one, which in zip(samples, read, strict=True)
+        ]
+        if num >= MANY_WAITS and min(map(len, rows)) >= FEWEST:
+            yield num, rows
+
+
 def code_in_passes(judged: Run, account: Account, losses: list[CauseFinding]) -> Iterator[CauseFinding]:
     """Python and numpy that forward and backward passes run on a CPU, of the function with most of it; not of
     a loop over operators, whose Python is in that loss."""
@@ -190,6 +229,7 @@ def code_in_passes(judged: Run, account: Account, losses: list[CauseFinding]) ->
     facts = {
         "who": "all ranks" if len(judged.ranks) > 1 else "the rank",
         "step_ms": account.mean_step_ms,
+        "what": OWN,
         "origin": "in_passes",
         "passes_ms": float(ms.mean()),
         "at": max((at for at in lines if (at.file, at.outer_function) == most), key=lines.__getitem__),
@@ -271,8 +311,8 @@ def _not_waiting(
 def _innermost_line(samples: Samples, row: int) -> Line:
     """Of the program, in a sample that is in its code."""
     frames = reversed(samples.stacks.path(int(samples.rows[row, 5])))
-    frame = next(frame for frame in frames if frame.is_program)
-    return Path(frame.file).name, frame.line
+    frame = next((frame for frame in frames if frame.is_program), None)
+    return ("", 0) if frame is None else (Path(frame.file).name, frame.line)
 
 
 def _lines(samples: Samples, rows: list[int]) -> set[Line]:
@@ -283,7 +323,9 @@ def _lines(samples: Samples, rows: list[int]) -> set[Line]:
 
 def _synchronize(samples: list[Samples], rows: list[list[int]]) -> bool:
     """Most samples are in a function of torch that waits for the device, if for one value or none."""
-    num = sum(int(one.that_synchronize[chosen].sum()) for one, chosen in zip(samples, rows, strict=True))
+    num = sum(
+        int(one.that_call(SYNCHRONIZE)[chosen].sum()) for one, chosen in zip(samples, rows, strict=True)
+    )
     return num > sum(map(len, rows)) / 2
 
 
@@ -337,20 +379,6 @@ def _name(frame: StackFrame) -> str:
     return frame.outer_function.rpartition(".")[2]
 
 
-def host_is_ahead_of_copies(judged: Run, ms: float) -> bool:
-    """Whether some rank's host is in the program's own lines, by samples, for less than its device copies: to
-    wait for copies takes as long as they do. ms: of copies, in a step."""
-    return any(_own_ms_at_most(one) < ms for one in samples_of_ranks(judged.whole or judged))
-
-
-def _own_ms_at_most(one: Samples) -> float:
-    """With what so few samples leave to chance (95 %)."""
-    is_own = one.is_judged & one.in_phase("rest") & one.leaf_in("")
-    own_ms, all_ms = one.ms[is_own], one.ms[one.is_judged]
-    each_ms = float(np.mean(own_ms if len(own_ms) else all_ms)) if len(all_ms) else 0.0
-    return float(own_ms.sum()) + (2 * float(np.sqrt(len(own_ms))) + 3) * each_ms
-
-
 def of_group(samples: Samples, group: Group, loops: set[Function], factor: float) -> list[WeightedStack]:
     """The samples of a finding's group; loops: as it was found with."""
     which = np.zeros(len(samples.rows), dtype=bool)
@@ -380,7 +408,7 @@ def _groups(samples: Samples, loops: set[Function]) -> dict[Group, list[int]]:
 
 def _group_of(path: list[StackFrame], loops: set[Function]) -> Group | None:
     own = [frame for frame in path if frame.is_program]
-    if not own or is_a_loss(path[-1]) or (path[-1].file, path[-1].function) == GIVEN_BACK:
+    if not own or is_a_loss(path[-1]) or path[-1].function == EMPTY_CACHE:
         return None
     inside = [place for place, frame in enumerate(own) if (frame.file, frame.outer_function) in loops]
     if not inside:
