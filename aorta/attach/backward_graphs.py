@@ -23,6 +23,13 @@ PRODUCTS = ("mm", "conv", "attention", "lstm", "gru", "rnn")
 ACCUMULATE = "torch::autograd::AccumulateGrad"
 LOOKED_AT = 8
 """Parameters, whose gradients tell whether they were set back."""
+LOSS = "NllLossBackward0"
+"""Of cross_entropy, too, on one row for each target."""
+HAND_ON = (
+    *("ViewBackward0", "UnsafeViewBackward0", "ReshapeAliasBackward0", "AliasBackward0", "CloneBackward0"),
+    *("ToCopyBackward0", "LogSoftmaxBackward0"),
+)
+"""Operators that give a row where they take one."""
 Output = tuple[int, int]
 """Id of a module, and place among its outputs."""
 
@@ -44,6 +51,8 @@ class BackwardGraphs:
         self._taken = defaultdict[Output, Any](float)
         """In the open step, by all its passes and calls."""
         self._parts = defaultdict[Output, list[Any]](list)
+        self._counted = defaultdict[torch.Size, list[Any]](list)
+        """Part of the targets that a loss counts, by the shape of what it is given."""
 
     def model_returns(self, module: Any, outputs: Iterable[torch.Tensor]) -> None:
         for place, one in enumerate(outputs):
@@ -66,6 +75,11 @@ class BackwardGraphs:
             self._at[None if frame is None else line_of(frame)] += again
         self._seen |= operators
         self._written += [(one, one._version) for one in leaves[:LOOKED_AT]]
+        for loss in (one for one in followed if one.name() == LOSS):
+            shape = getattr(_saved(loss, "self"), "shape", None)
+            part = _part_counted(loss)
+            if shape is not None and part is not None:
+                self._counted[shape].append(part)
         for end, output in self._ends.items():
             if end in operators:
                 self._taken[output] = self._taken[output] + _part_taken(end, followed)
@@ -83,6 +97,10 @@ class BackwardGraphs:
     def parts_taken(self) -> dict[Output, float]:
         """Of the entries of an output, in the step that takes most."""
         return {output: min(max(map(float, parts)), 1.0) for output, parts in self._parts.items()}
+
+    def parts_counted(self) -> dict[torch.Size, float]:
+        """Of the targets of losses, in the step that counts most."""
+        return {shape: max(map(float, parts)) for shape, parts in self._counted.items()}
 
 
 def _is_kept(written: tuple[Any, int]) -> bool:
@@ -124,7 +142,8 @@ def _part_taken(node: Any, followed: dict[Any, list[Any]]) -> Any:
     total: Any = 0.0
     for one in followed[node]:
         part = _part_chosen(one)
-        if part is None:
+        # Of a row whose probabilities add up to 1 all is taken, if any of it.
+        if part is None or (node.name() == "LogSoftmaxBackward0" and one.name() not in (LOSS, *HAND_ON)):
             return 1.0
         total = total + part * _part_taken(one, followed)
     return total if followed[node] else 1.0
@@ -133,6 +152,10 @@ def _part_taken(node: Any, followed: dict[Any, list[Any]]) -> Any:
 def _part_chosen(node: Any) -> Any:
     """None of an operator that takes all."""
     name = node.name()
+    if name in HAND_ON:
+        return 1.0
+    if name == LOSS:
+        return _part_counted(node)
     if name not in ("SelectBackward0", "SliceBackward0", "IndexBackward0"):
         return None
     sizes = node._saved_self_sym_sizes
@@ -146,3 +169,23 @@ def _part_chosen(node: Any) -> Any:
     start, end = (one - 2**64 if one >= 2**63 else one for one in (node._saved_start, node._saved_end))
     end = size if end < 0 and node._saved_end >= 2**64 - 1 else end
     return len(range(*slice(start, end, node._saved_step).indices(size))) / size
+
+
+def _part_counted(loss: Any) -> Any:
+    """Of a loss's targets, those that are none to be ignored; None where they are not known. They stay on
+    their device until the end."""
+    target = _saved(loss, "target")
+    if type(target) is not torch.Tensor or target.dim() != 1:
+        return None
+    devices = backend_of(target.device)
+    if devices.is_device and devices.is_capturing():
+        return None
+    index = loss._saved_ignore_index
+    return (target != (index - 2**64 if index >= 2**63 else index)).float().mean()
+
+
+def _saved(node: Any, name: str) -> Any:
+    """What an operator keeps for its backward pass, where that needs no hook of the program's: of what
+    checkpoint() left out a hook would call the model once more."""
+    saved = getattr(node, f"_raw_saved_{name}")
+    return saved.data if getattr(saved, "unpack_hook", saved) is None else None

@@ -436,13 +436,14 @@ class ModelCalls:
         if not models:
             return None, self._error or (NO_CALL if self._trained else NO_OPTIMIZER)
         try:
-            taken = self._graphs.parts_taken()
+            taken, parts_counted = self._graphs.parts_taken(), self._graphs.parts_counted()
             counted = {
                 key: _counted(
                     *kind,
                     self._constant(key, kind),
                     self._fuses,
                     {place: part for (of, place), part in taken.items() if of == key[0]},
+                    parts_counted=parts_counted,
                 )
                 for key, kind in models.items()
             }
@@ -533,6 +534,11 @@ class ModelCalls:
             "lines": sorted(_by_line(rows), key=lambda row: -row.bytes)[:MOST_LINES],
             "loop": max(loops, key=lambda loop: loop.all_operators, default=None),
         }
+        with_graph = {
+            self._lines[key]
+            for key, kind in kinds.items()
+            if key in counted or any(getattr(leaf, "requires_grad", False) for leaf in tree_leaves(kind[1:]))
+        }
         largest = max(counted, key=lambda key: self._times[key] * counted[key].flops)
         odd = counted[largest].by_line.odd_products() if self.precision in TWO_BYTES else None
         if odd is not None and not _compiled_frames():
@@ -540,6 +546,9 @@ class ModelCalls:
             of_bytes |= {"odd": times * odd.flops, "odd_at": odd.at, "odd_length": odd.length}
             of_bytes["odd_num"] = times * odd.num
         of_bytes["model_at"] = self._lines[largest]
+        if found.get("unused"):
+            of_bytes["ignored"] = 1 - min(self._graphs.parts_counted().values(), default=1.0)
+        of_bytes["unread_is_apart"] = lines.get("unread_at", next(iter(with_graph))) not in with_graph
         return {"flops": float(flops), **of_bytes, **lines, **of_batches, "unchanged_is_all": is_all} | {
             name: float(one.total()) for name, one in found.items()
         }
@@ -739,16 +748,18 @@ def _counted(
     fuses: bool = True,
     taken: Mapping[int, float] = MappingProxyType({}),
     needs_gradient: bool = True,
+    parts_counted: Mapping[torch.Size, float] = MappingProxyType({}),
 ) -> _Count:
     """Of a forward and a backward pass of a copy without data; a checkpointed module's second forward counts
     apart. Raises NotCountedError, and whatever the model raises.
 
-    taken: by place among its outputs, the part of the entries that the loss takes."""
+    taken: by place among its outputs, the part of the entries that the loss takes. parts_counted: as of
+    NeedlessOperators."""
     counter = FlopCounterMode(
         display=False, custom_mapping={getattr(torch.ops.aten, "_grouped_mm", None): _grouped_mm}
     )
     by_line = OperatorsByLine(model, _counted.__code__)
-    watched = _Watched(NeedlessOperators(constant, fuses), by_line)
+    watched = _Watched(NeedlessOperators(constant, fuses, parts_counted), by_line)
     again = _Again(counter, watched)
     states, handles = (random.getstate(), torch.get_rng_state()), again.watch(model)
     constant = [*constant]

@@ -7,6 +7,7 @@ rows of one 1, with matrices of zeros, and those of which a part is read.
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import torch
@@ -24,7 +25,8 @@ GROWS = 8
 """Times its largest result, that torch.cat in a line copies of what it gave before: less is not named."""
 PICKS = ("index", "index_select", "gather")
 """Operators that read as much of their first tensor as they give."""
-HANDS_ON = ("add", "add_", "_to_copy", "clone")
+HANDS_ON = ("add", "add_", "_to_copy", "clone", "_log_softmax")
+LOSS = "nll_loss_forward"
 KEEPS_ZEROS = ("_to_copy", "clone", "mul", "div")
 MOST_FULL = 0.01
 """Part of a matrix that is not zero, up to which a sparse product takes less: each entry takes about
@@ -61,8 +63,11 @@ class _Product:
 
     def read(self, one: torch.Tensor, picked: torch.Tensor | None = None, part: float = 1.0) -> None:
         """picked: of it, by numbers that nobody knows here."""
-        place = len(self._read) if picked is not None else (one.storage_offset(), one.shape, one.stride())
-        self._read[place] = part * (one if picked is None else picked).numel()
+        place: Any = (one.storage_offset(), one.shape, one.stride()) if picked is None else len(self._read)
+        if picked is None and one.numel() == self.result.numel():
+            place = ()  # all of it, whatever its shape is: a loss takes the rows that it took before
+        num = part * (one if picked is None else picked).numel()
+        self._read[place] = max(num, self._read.get(place, 0.0))
 
     @property
     def part_read(self) -> float:
@@ -84,9 +89,18 @@ class _OfWeights(NamedTuple):
 class NeedlessOperators:
     """Of one call of a model, forward and backward."""
 
-    def __init__(self, constant: Iterable[torch.Tensor], is_fused: bool) -> None:
+    def __init__(
+        self,
+        constant: Iterable[torch.Tensor],
+        is_fused: bool,
+        parts_counted: Mapping[torch.Size, float] = MappingProxyType({}),
+    ) -> None:
         """constant: what the model holds or is called with, and is the same in every step. is_fused: torch
-        may take a fused kernel for scaled_dot_product_attention."""
+        may take a fused kernel for scaled_dot_product_attention. parts_counted: of the targets of losses, by
+        the shape of what they are given."""
+        self._parts_counted = parts_counted
+        self._normalized: set[int] = set()
+        """Storages whose rows add up to 1: all of a product is read, but by a loss that leaves rows out."""
         self._constant = {(storage := one.untyped_storage())._cdata: storage for one in constant}
         """Held, so that no other one gets its number."""
         self._is_fused = is_fused
@@ -248,12 +262,19 @@ class NeedlessOperators:
         """Views read nothing, and sums (of a bias) hand on."""
         handed_on = False
         for one in given if any(work) else ():
-            product = self._products_read.get(one.untyped_storage()._cdata)
+            key = one.untyped_storage()._cdata
+            product = self._products_read.get(key)
             is_sum = product is not None and name in HANDS_ON and result.numel() == product.result.numel()
             if product is not None and is_sum and not handed_on:
                 handed_on = True
-                self._products_read[result.untyped_storage()._cdata] = product
+                made = result.untyped_storage()._cdata
+                self._products_read[made] = product
                 product.handed_on.append(result)
+                self._normalized |= {made} if name == "_log_softmax" or key in self._normalized else set()
+            elif product is not None and name == LOSS and product.result.dim() == 2:
+                product.read(one, part=self._parts_counted.get(one.shape, 1.0))
+            elif product is not None and key in self._normalized:
+                product.read(product.result)
             elif product is not None:
                 product.read(one, result if name in PICKS and result.numel() < one.numel() else None)
         if work[0]:

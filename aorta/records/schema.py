@@ -522,6 +522,8 @@ class WorkOfStep(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     unread: float = 0.0
     """For gradients of parameters that no optimizer has, and that nobody updates."""
     unread_at: StackFrame | None = None
+    unread_is_apart: bool = False
+    """No gradient goes through what this line calls to anything else."""
     scores_bytes: float = 0.0
     """For scores of attention, which a fused kernel keeps to itself: by its two products as well."""
     scores_at: StackFrame | None = None
@@ -545,6 +547,8 @@ class WorkOfStep(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     unused: float = 0.0
     """Of `flops`: products, for the part of their results that nothing reads."""
     unused_at: StackFrame | None = None
+    ignored: float = 0.0
+    """Of the targets of a loss: the part that it is told to ignore."""
     merged: float = 0.0
     """Of `flops`: gradients of whole matrices of which small factors train."""
     merged_at: StackFrame | None = None

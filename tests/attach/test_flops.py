@@ -411,6 +411,21 @@ def test_gradients_that_no_optimizer_reads(is_one):
     # The head's call alone tells no more than that its input has a gradient.
     assert (work.unread, work.flops) == ((4 if is_one else 3) * PRODUCT, 8 * PRODUCT)
     assert work.unread_at.function.endswith("<lambda>")
+    assert not work.unread_is_apart  # the head is called there, too
+
+
+@pytest.mark.parametrize("needs_gradient", [False, True], ids=["of-data", "of-what-trains"])
+def test_a_trunk_needs_no_graph_where_no_gradient_goes_through_it(needs_gradient):
+    """What trains may lie before it: without a graph it would get no gradient."""
+    model, x = Probe(), torch.zeros(S, D, requires_grad=needs_gradient)
+
+    def call():
+        features = model.trunk(x)
+        return model.head(features)
+
+    work = worked(model, torch.optim.SGD(model.head.parameters(), 0.1), call)
+    assert work.unread
+    assert work.unread_is_apart == (not needs_gradient)
 
 
 @pytest.mark.parametrize("kind", ["frozen", "by hand", "trained"])
@@ -1109,6 +1124,65 @@ def test_a_product_of_which_the_loss_takes_a_part(choose, part):
         calls.end_step()
     calls.count()
     assert calls.work.unused == pytest.approx((1 - part) * 2 * 2 * B * S * D * VOCABULARY)
+
+
+class Masked(nn.Module):
+    """The loss is within, as in libraries of language models; with the logits, where these are returned."""
+
+    def __init__(self, form):
+        super().__init__()
+        self.form, self.layer = form, nn.Linear(D, VOCABULARY)
+
+    def forward(self, x, targets):
+        y = self.layer(x)
+        if self.form == "convolved":
+            return F.cross_entropy(F.conv1d(x.mT, self.layer.weight[:, :, None]).mT.flatten(0, 1), targets)
+        loss = F.cross_entropy(y.view(-1, VOCABULARY).float(), targets)
+        if self.form == "accuracy":
+            return loss + 0 * (y.argmax(-1).view(-1) == targets).float().mean()
+        probabilities = y.log_softmax(-1)
+        return loss if self.form != "entropy" else loss - (probabilities.exp() * probabilities).sum()
+
+
+@pytest.mark.parametrize("form", ["within", "behind", "behind a checkpoint"])
+def test_a_product_for_targets_that_the_loss_ignores(form):
+    """Three of four positions: forward, and for the gradients of the weights and of the input."""
+    model, calls, x = Masked(form), ModelCalls(), torch.zeros(B, S, D, requires_grad=True)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    targets, num_calls = torch.where(torch.arange(B * S) % 4 == 0, 1, -100), []
+
+    def loss_of(logits):
+        num_calls.append(1)
+        return F.cross_entropy(logits.view(-1, VOCABULARY), targets)
+
+    for step in range(3):
+        calls.begin_step([optimizer], step)
+        if form == "within":
+            loss = model(x, targets)
+        elif form == "behind":
+            loss = loss_of(model.layer(x))
+        else:
+            loss = checkpoint(loss_of, model.layer(x), use_reentrant=False)
+        calls.backward_begins([loss], True)
+        assert len(num_calls) in (0, step + 1)  # to look at what is kept computes nothing again
+        calls.end_step()
+    calls.count()
+    is_known = form != "behind a checkpoint"
+    assert calls.work.unused == (3 * 2 * B * S * D * VOCABULARY * 3 / 4 if is_known else 0)
+    assert calls.work.ignored == (3 / 4 if is_known else 0)
+
+
+@pytest.mark.parametrize("form", ["accuracy", "entropy", "convolved", "all count"])
+def test_a_product_is_needed_where_its_positions_are_read_otherwise(form):
+    model, calls, x = Masked(form), ModelCalls(), torch.zeros(B, S, D)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    targets = torch.where(torch.arange(B * S) % 4 == 0, 1, 2 if form == "all count" else -100)
+    for step in range(3):
+        calls.begin_step([optimizer], step)
+        calls.backward_begins([model(x, targets)], True)
+        calls.end_step()
+    calls.count()
+    assert calls.work.unused == 0
 
 
 class Neighbours(nn.Module):

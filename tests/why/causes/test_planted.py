@@ -359,16 +359,33 @@ def test_a_loop_over_operators_costs_what_they_need_beside_their_arithmetic(tmp_
     )
 
 
+AT = StackFrame("a.py", 3, "Net.forward", True)
+
+
 def test_results_that_nothing_reads_cost_what_samples_of_their_line_show_forward(tmp_path, monkeypatch):
     """Of 30 ms by FLOPs 6, two thirds of them backward; and two thirds of 9 ms of samples."""
     monkeypatch.setattr(needless, "sampled_ms", lambda *_: 9.0)
-    at = StackFrame("a.py", 3, "Net.forward", True)
     line = LineOfWork(
-        at=at, operators=3, flops=30.0, bytes=1.0, forward_flops=10.0, forward_bytes=1.0, handed_bytes=0.0
+        at=AT, operators=3, flops=30.0, bytes=1.0, forward_flops=10.0, forward_bytes=1.0, handed_bytes=0.0
     )
-    run = run_record(2, work=WorkOfStep(flops=100.0, unused=20.0, unused_at=at, lines=[line]))
+    run = run_record(2, work=WorkOfStep(flops=100.0, unused=20.0, unused_at=AT, lines=[line]))
     (cause,) = found(tmp_path / "run", lambda rank, step, noise: plain(noise), run)
     assert cause.ms == pytest.approx(10.0, rel=0.01)
+
+
+@pytest.mark.parametrize("is_apart", [True, False])
+def test_a_pass_without_a_graph_is_offered_where_nothing_trains_in_it(tmp_path, is_apart):
+    work = WorkOfStep(flops=100.0, unread=40.0, unread_at=AT, unread_is_apart=is_apart)
+    (cause,) = found(tmp_path / "run", lambda rank, step, noise: plain(noise), run_record(2, work=work))
+    assert ("no_grad() around what is called at Net.forward(), a.py:3" in cause.change) == is_apart
+    assert "requires_grad_(False)" in cause.change
+
+
+def test_a_product_for_ignored_targets_is_told_to_choose_its_positions(tmp_path):
+    work = WorkOfStep(flops=100.0, unused=40.0, unused_at=AT, ignored=0.8)
+    (cause,) = found(tmp_path / "run", lambda rank, step, noise: plain(noise), run_record(2, work=work))
+    assert cause.subject == ("products at positions whose targets the loss ignores in Net.forward(), a.py:3")
+    assert "x[targets != ignore_index]" in cause.change
 
 
 @pytest.mark.parametrize(

@@ -266,8 +266,12 @@ def _counted(judged: Run, account: Account, work: WorkOfStep) -> Iterator[CauseF
         "scores": {"moved_bytes": work.scores_bytes},
         "grown": {"grown_bytes": work.grown_bytes},
         "unchanged": {"same_at": same_at},
+        "unused": {"ignored": percent(work.ignored) if work.ignored else None},
+        "unread": {"apart_at": work.unread_at.text if work.unread_at and work.unread_is_apart else None},
     }
     for op, what in KINDS.items():
+        if op == "unused" and work.ignored:
+            what = "products at positions whose targets the loss ignores"
         flops, num_bytes = (float(getattr(work, name, 0.0)) for name in (op, f"{op}_bytes"))
         part = flops / work.flops
         if op == "again" and account.on_device and (used is None or used[0] >= SPARE * used[1]):
