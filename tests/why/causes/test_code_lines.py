@@ -3,13 +3,15 @@
 import msgspec
 import pytest
 
+from aorta.account.judge.cells import account_of
 from aorta.account.judge.judged import judge
 from aorta.account.load.open import load_run
 from aorta.records.files import sites_name
 from aorta.records.schema import CallSite, CallSites, HostSpan, HostUse
-from aorta.records.stacks import StackFrame
-from aorta.why.causes.losses.program_code import _python_at
+from aorta.records.stacks import STACK_PHASES, StackFrame
+from aorta.why.causes.losses.program_code import _python_at, code_in_passes
 from aorta.why.causes.rank import found_causes
+from tests.account.judge.sampled_runs import MAIN, sampled, sampled_dataset
 from tests.records.run_folders import run_record
 from tests.why.causes.runs import Host, causes, plain, run_of, waited
 from tests.why.causes.stacks import COMMON, FRAMES, TRAIN, write_stacks
@@ -478,3 +480,24 @@ def test_more_workers_do_not_shorten_what_taking_a_batch_from_them_takes(tmp_pat
 def test_what_may_be_a_function_of_torch_is_not_called_python(name, is_python):
     called = StackFrame("", 0, name, is_program=False)
     assert (_python_at([FRAMES["main"], called]) is not None) == is_python
+
+
+@pytest.mark.parametrize(
+    ("library", "others", "told"),
+    [
+        pytest.param("Trainer.train", StackFrame("torch", 0, "Linear.forward", False), [], id="trainer"),
+        pytest.param("parse", StackFrame("parser", 0, "tokens", False), ["main(), train.py:20"], id="parser"),
+    ],
+)
+def test_a_library_that_calls_torch_runs_operators_without_a_frame_and_no_python(library, others, told):
+    """A norm that its model makes of operators by their signs has the library's frame as the last."""
+    calls = (MAIN, StackFrame("a_library", 0, library, False))
+    last = StackFrame("a_library", 0, "Norm.forward", False)
+    stacks = sampled(
+        *((step, 20_000, "runs", *calls, one) for step in range(2, 12) for one in (last, others))
+    )
+    stacks.samples = [
+        msgspec.structs.replace(one, phase=STACK_PHASES.index("forward")) for one in stacks.samples
+    ]
+    judged = sampled_dataset([stacks], source="host").first
+    assert [one.facts["at"].text for one in code_in_passes(judged, account_of(judged), [])] == told

@@ -214,9 +214,15 @@ def code_in_passes(judged: Run, account: Account, losses: list[CauseFinding]) ->
     told = {(at.file, at.outer_function) for at in known}
     by_function: dict[Function, list[list[int]]] = defaultdict(lambda: [[] for _ in samples])
     lines = Counter[StackFrame]()
-    for number, one in enumerate(samples):
-        for row in np.flatnonzero(one.is_judged & one.in_phase("forward", "backward")).tolist():
-            path = one.stacks.path(int(one.rows[row, 5]))
+    in_passes = [
+        (number, row, one.stacks.path(int(one.rows[row, 5])))
+        for number, one in enumerate(samples)
+        for row in np.flatnonzero(one.is_judged & one.in_phase("forward", "backward")).tolist()
+    ]
+    # A library's function that calls torch's, such as Trainer.train, has operators without a frame in others.
+    models = {entry for *_, path in in_passes if path[-1].file == "torch" and (entry := _entered(path))}
+    for number, row, path in in_passes:
+        if _entered(path) not in models:
             at = _python_at(path)
             is_sign = path[-1].is_program and (not operators or (path[-1].file, path[-1].line) in operators)
             if at is not None and not is_sign and (at.file, at.outer_function) not in told:
@@ -236,6 +242,12 @@ def code_in_passes(judged: Run, account: Account, losses: list[CauseFinding]) ->
     }
     if ms.mean() >= LARGE * account.mean_step_ms:
         yield CauseFinding("program_code", ms, {CPU_CELLS: 1.0}, facts=facts, by_stretch=True)
+
+
+def _entered(path: list[StackFrame]) -> StackFrame | None:
+    """The library's function that the innermost line of the program calls; None where it calls none."""
+    inner = max((place for place, frame in enumerate(path) if frame.is_program), default=len(path))
+    return next((frame for frame in path[inner + 1 :] if frame.file), None)
 
 
 def _python_at(path: list[StackFrame]) -> StackFrame | None:
