@@ -407,8 +407,10 @@ def _of_cpu(
     left = own
     for kind in SPAN_KINDS:
         left = _give(cells, kind, host.span(kind) + host.tail(kind), left)
-    left = _give(cells, "between_steps", between, left)
     use = host.use
+    if use is not None:  # what of its wait for a core does not fit into the rest of the step is there
+        between = between - np.minimum(positive(use[1] - positive(step - between)), between)
+    left = _give(cells, "between_steps", between, left)
     if use is not None:
         cpu, ready = use
         known = own - left
