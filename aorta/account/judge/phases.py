@@ -29,7 +29,7 @@ TITLES: dict[StepPhase, str] = {
     "forward": "forward",
     "backward": "backward",
     "optimizer": "optimizer",
-    "logging": "logging, callbacks",
+    "logging": "after the update",
     "evaluation": "evaluation, pauses",
     "checkpoint": "checkpoint",
     "rest": "own code, rest",
