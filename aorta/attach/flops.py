@@ -933,6 +933,9 @@ class _Watched(TorchDispatchMode):
         self.needless, self._by_line = needless, by_line
         self._without_data = WithoutData(needless.stands_for)
         self._num_experts = 0
+        self._of_all: dict[int, torch.Tensor] = {}
+        """By id, sums, and answers to whether all of a mask holds, or its sum is a number. The model is told
+        that it does not: a mask that fills no row up is left out, and FLOPs stay the same."""
         self.is_backward = False
         self.num_bytes = 0
         self.num_off = 0
@@ -958,7 +961,11 @@ class _Watched(TorchDispatchMode):
             self._num_experts = int(args[0].shape[-1])
         if name == "nonzero" and args[0].is_meta:
             return self._nonzero(args[0])
+        if name == "_local_scalar_dense" and id(args[0]) in self._of_all and args[0].dtype == torch.bool:
+            return False
         result = func(*args, **kwargs)
+        if name in ("all", "sum") or (name == "eq" and id(args[0]) in self._of_all):
+            self._of_all[id(result)] = result
         num_bytes = flops = 0
         given = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
         made = [leaf for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor)]

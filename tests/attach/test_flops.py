@@ -118,6 +118,28 @@ def test_experts_count_as_evenly_used():
     assert counted(model, torch.zeros(num, D)) == 2 * first + 3 * gate + 3 * experts
 
 
+class LeavesOutMasks(nn.Linear):
+    """As transformers does: of batches of which no row is filled up. asks: how it finds out."""
+
+    def __init__(self, asks):
+        super().__init__(4, 4)
+        self.asks = asks
+
+    def forward(self, x, mask):
+        x = super().forward(x)
+        mask = None if self.asks(mask) else mask[None, :].expand(2, 2)
+        return F.scaled_dot_product_attention(x, x, x, attn_mask=mask)
+
+
+@pytest.mark.parametrize(
+    "asks", [lambda mask: mask.all(), lambda mask: mask.sum() == mask.numel()], ids=["all", "sum"]
+)
+def test_a_model_that_asks_whether_a_mask_leaves_anything_out_is_counted_with_it(asks):
+    """A product of 2 by 4 with 4 by 4 whose input has no gradient, and scores and values of attention."""
+    by_hand = 2 * 2 * 2 * 4 * 4 + 3 * 2 * 2 * 2 * 2 * 4
+    assert counted(LeavesOutMasks(asks), torch.zeros(2, 4), torch.ones(2, dtype=torch.bool)) == by_hand
+
+
 class ReadsValues(nn.Linear):
     def forward(self, x):
         return super().forward(x) if x.sum() > 0 else x
