@@ -156,7 +156,7 @@ def ratio_interval(
 ) -> tuple[float, float] | None:
     """Of what mending saves, by the interval over steps; None where that tells nothing."""
     half = half_width_ms / ms
-    if half > math.log(WIDEST):
+    if half > math.log(WIDEST) + 1e-9:  # one that is held to the widest may be above it by rounding
         return None
     low, high = (math.hypot(half, error) for error in errors)
     return ms * math.exp(-low), min((ms + more_ms) * math.exp(high), most_ms)

@@ -635,7 +635,7 @@ def cause_of(
     if finding.kind in (*OF_MESSAGES, "wide_dtype") and line is not None and line.num_samples:
         beside_ms = max(sampled_ms(judged, line.file, line.function) - line.ms, 0.0)
     interval, why_no_interval = value.printed(
-        max(room.most_ms, value.ms),
+        max(room.most_ms, value.ms + (0.0 if is_of_kernels else finding.more_ms)),
         room.more_ms + finding.more_ms + beside_ms,
         (less, more),
         1.0 if is_of_kernels else _least_part(finding, line, judged),

@@ -127,6 +127,7 @@ def test_a_rank_that_sleeps_in_steps_that_are_left_out_is_named_while_it_runs(tm
     [
         pytest.param("rest", [("pause", "augment(), straggler.py:5")], id="own-code"),
         pytest.param("checkpoint", [("checkpoint", "augment(), straggler.py:5")], id="checkpoint"),
+        pytest.param("of one", [("checkpoint", "augment(), straggler.py:5")], id="checkpoint-of-rank-0"),
         pytest.param("forward", [], id="calls-of-the-model"),
         pytest.param(None, [], id="in-no-line"),
     ],
@@ -142,11 +143,15 @@ def test_a_rare_long_step_that_is_never_recorded_is_named_by_its_length(tmp_path
 
     folder = run_of(tmp_path / "run", make, steps=STEPS)
     for rank in (0, 1):
-        rare = [] if phase is None else [("augment", phase, "runs", 60.0, 16)]
+        if phase == "of one":  # rank 1 waits for it
+            rare = [("augment", ("checkpoint", "communication")[rank], "runs", 60.0, 16)]
+        else:
+            rare = [] if phase is None else [("augment", phase, "runs", 60.0, 16)]
         write_stacks(folder, rank, COMMON, *rare, steps=STEPS)
     found = causes(judge(load_run(folder, "run"), 1))
     assert [(cause.kind, cause.line and cause.line.text) for cause in found] == kinds
     for cause in found:
         assert (cause.is_in_step, "every 16th step" in cause.subject) == (False, True)
+        assert ("on rank 0 in" in cause.subject) == (phase == "of one")
         assert cause.ms == pytest.approx(60.0 * 4 / 79, rel=0.03)
         assert cause.interval_ms[0] < cause.ms < cause.interval_ms[1]

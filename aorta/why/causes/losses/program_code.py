@@ -169,12 +169,13 @@ def program_code(
 def _anomaly(judged: Run, account: Account, ms: Floats, facts: dict[str, Any]) -> CauseFinding:
     """The stacks that it keeps of operators, as samples show, and its checks of each gradient in the backward
     pass: on a device, whose answers the host waits for, the idle time of that; on a CPU no more is known than
-    that they are within it."""
+    that both are within the passes."""
     seen_ms, backward_ms = float(ms.mean()), judged.mean_of_host(f"{PREFIX}{BACKWARD}") or 0.0
     facts |= {"op": "anomaly", "what": "autograd's anomaly detection"}
     facts |= {"stacks_ms": seen_ms, "backward_ms": backward_ms}
     if not account.on_device:
-        return CauseFinding("program_code", ms, {CPU_CELLS: 1.0}, facts, by_stretch=True, more_ms=backward_ms)
+        more_ms = backward_ms + max((judged.mean_of_host(f"{PREFIX}forward") or 0.0) - seen_ms, 0.0)
+        return CauseFinding("program_code", ms, {CPU_CELLS: 1.0}, facts, by_stretch=True, more_ms=more_ms)
     ms = ms + min(backward_ms, max(account.mean_ms("launch") - seen_ms, 0.0))
     return CauseFinding("program_code", ms, {DEVICE_CELLS: 1.0}, facts, by_stretch=True)
 

@@ -88,6 +88,9 @@ def slow_of_all_steps(judged: Run, of_account: NDArray[np.int64]) -> CauseFindin
         "who": "all ranks" if len(judged.ranks) > 1 else "the rank",
     }
     in_steps = {"part_ms": each_ms, "in_steps": int(slow.is_slow.sum()), "num_steps": len(steps)}
+    savers = [rank for rank, one in zip(judged.ranks, samples, strict=False) if _is_saving(one).any()]
+    if saving > own and len(savers) == 1 < len(judged.ranks):  # which the others wait for
+        facts["who"] = f"rank {savers[0]}"
     return CauseFinding(
         "checkpoint" if saving > own else "pause",
         slow.excess_ms,
