@@ -235,16 +235,17 @@ def test_warmup_can_be_given(tmp_path):
     assert summary["datasets"]["a"]["warmup"] == {"num_steps": 5, "rule": "as asked for"}
 
 
-@pytest.mark.parametrize(("num_steps", "num_warmup"), [(12, 3), (8, 1)])
-def test_the_step_in_which_calls_were_noted_is_warm_up_where_enough_steps_are_left(
-    tmp_path, num_steps, num_warmup
+@pytest.mark.parametrize(("num_steps", "noted", "num_warmup"), [(12, 2, 3), (8, 2, 1), (90, 22, 1)])
+def test_the_step_in_which_calls_were_noted_is_warm_up_at_the_beginning(
+    tmp_path, num_steps, noted, num_warmup
 ):
-    """Step 2 takes 200 ms of 10, for what the recorder does in it; a third of 8 steps ends before it."""
+    """It takes 200 ms of 10, for what the recorder does in it. A third of 8 steps ends before it, and the
+    22nd of 90 steps is that of a job that went on."""
     records = [
-        step_record(step_timeline(compute=200.0 if step == 2 else 10.0, step=step), 1)
+        step_record(step_timeline(compute=200.0 if step == noted else 10.0, step=step), 1)
         for step in range(num_steps)
     ]
-    folder = write_run(tmp_path / "run", records, run_record(coverage={"noted_step": 2}, world_size=1))
+    folder = write_run(tmp_path / "run", records, run_record(coverage={"noted_step": noted}, world_size=1))
     assert judge(load_run(folder, "run")).num_warmup == num_warmup
 
 

@@ -23,6 +23,8 @@ from aorta.timeline.statistics import WARMUP_RULE, WARMUP_SHARE, warmup_steps
 MOST_NUMBERS = 1 << 20
 """Ranks times steps that causes are looked for in at once: 220 MB for a million."""
 
+FIRST_STEPS = 16
+"""Among which calls are noted; of a job that went on, that step is in the middle of the run."""
 FEWEST_STEPS = 4
 TWICE = 2.0
 
@@ -56,7 +58,7 @@ def _warmup_of(run: Run) -> int:
         num_timed = warmup_steps(step_ms[:, timed])
         num = int(timed[num_timed - 1]) + 1 if num_timed else 0
     noted = -1 if run.record is None else run.record.coverage.get("noted_step", -1)
-    is_noted = run.global_step[: run.num_steps // WARMUP_SHARE] == noted
+    is_noted = run.global_step[: min(run.num_steps // WARMUP_SHARE, FIRST_STEPS)] == noted
     return max(num, int(is_noted.argmax()) + 1) if is_noted.any() else num
 
 
