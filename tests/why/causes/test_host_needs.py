@@ -28,6 +28,9 @@ def account(launch=0.0, on_device=True):
 MOSTLY_HELD_UP = [12.0] * 3 + [20.0] * 17
 """A full queue holds the host up in all steps but three."""
 
+REFILLED = [2.0] * 6 + [20.0] * 14
+"""The host launches six steps ahead, and then as fast as its device works."""
+
 
 @pytest.mark.parametrize(
     ("judged", "state", "room_ms"),
@@ -37,6 +40,7 @@ MOSTLY_HELD_UP = [12.0] * 3 + [20.0] * 17
         pytest.param(run([19.0] * 20), account(), np.inf, id="always-held-up"),
         pytest.param(run([19.0] * 20), account(launch=0.5), 1.0, id="never-held-up"),
         pytest.param(run([12.0] * 5), account(), None, id="few-steps"),
+        pytest.param(run(REFILLED, step_ms=REFILLED), account(), 18.0, id="fills-an-empty-queue-first"),
         pytest.param(run([20.0, 28.0, 12.0] * 7), account(), np.inf, id="made-up-for-stalls"),
         pytest.param(run([20.0, 28.0, 12.0, 12.0] * 5), account(), 8.0, id="free-behind-stalls"),
         pytest.param(run(MOSTLY_HELD_UP), account(on_device=False), None, id="of-a-CPU"),

@@ -41,7 +41,8 @@ def host_needs(judged: Run, account: Account) -> HostNeeds | None:
         is_known = np.isfinite(own) & np.isfinite(steps)
         if not account.on_device or is_known.sum() < FEWEST:
             return None
-        mean_ms = float(steps[is_known].mean())
+        # A host that fills an empty queue anew is short in many steps that take the device as long as others.
+        mean_ms = float(max(steps[is_known].mean(), np.median(steps[is_known])))
         # What makes up for a longer step before it was held up in part: the mean of both tells.
         paired = np.fmax(own, (own + np.r_[np.nan, own[:-1]]) / 2)
         need_ms = float(np.quantile(paired[is_known], SHORTEST))
