@@ -176,3 +176,10 @@ def test_the_title_has_the_mean_of_all_steps_where_the_recorded_ones_are_unlike_
 ):
     text = title(alone(sparse_run(tmp_path, untimed_ms=untimed_ms)))
     assert f"a step takes 10.0 ms (mean of {steps}, 2 ranks" in text
+
+
+def test_a_host_that_runs_ahead_again_is_short_in_steps_that_are_not(tmp_path):
+    """8 of 32 take it 1 ms: their mean would be 7.75."""
+    made = alone(sparse_run(tmp_path, untimed_ms=10.0))
+    made.first.metrics["step_ms"][:, np.flatnonzero(made.first.left_out)[:8]] = 1.0
+    assert "a step takes 10.0 ms (mean of 8 of 32 judged steps, 2 ranks" in title(made)
