@@ -144,6 +144,8 @@ class ProgramNotes:
             "num_whole_cores": _whole_cores(),
             "threads_at": _line_with("set_num_threads(", [*sys.modules.values()]),
         }
+        if self._modes["anomaly_detection"]:
+            self._modes["anomaly_at"] = _line_with("detect_anomaly(", [*sys.modules.values()])
 
     def described(self) -> dict[str, Any]:
         """For run.json."""

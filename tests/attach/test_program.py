@@ -115,4 +115,6 @@ def test_the_line_that_sets_threads_is_found_where_there_is_one(tmp_path, num, f
 def test_switches_are_read_where_they_are_in_force(notes):
     with torch.autograd.set_detect_anomaly(True):
         notes.read_modes(torch)
-    assert notes.described()["modes"]["anomaly_detection"] is True
+    modes = notes.described()["modes"]
+    assert modes["anomaly_detection"] is True
+    assert "anomaly_at" in modes

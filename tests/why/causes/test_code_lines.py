@@ -218,6 +218,22 @@ def test_what_others_take_of_the_cores_is_neither_the_programs_code_nor_its_slee
     assert [(cause.kind, round(cause.ms)) for cause in found] == [("core_taken", 15), ("pause", 10)]
 
 
+def test_anomaly_detection_is_one_cause_at_the_line_that_turns_it_on(tmp_path):
+    """6 ms of samples that keep stacks in the model's forward pass, and of the other 26 nobody knows."""
+    modes = {"anomaly_detection": True, "anomaly_at": (TRAIN, 8)}
+    run = msgspec.structs.replace(run_record(2), program={"modes": modes})
+    folder = run_of(tmp_path, lambda rank, step, noise: plain(noise), run)
+    for rank in (0, 1):
+        kept = ("checkcache", "forward", "runs", 6.0)
+        write_stacks(
+            folder, rank, kept, ("backward", "backward", "runs", 20.0), ("main", "forward", "runs", 6.0)
+        )
+    (cause,) = causes(judge(load_run(folder, "run")))
+    assert cause.subject == "autograd's anomaly detection on all ranks in train.py:8"
+    assert cause.ms == pytest.approx(6.0, rel=0.05)
+    assert "outside of model" not in " ".join(cause.evidence)
+
+
 def test_anomaly_detection_without_a_sample_in_it_is_no_cause(tmp_path):
     run = msgspec.structs.replace(run_record(2), program={"modes": {"anomaly_detection": True}})
     folder = run_of(tmp_path, lambda rank, step, noise: plain(noise), run)

@@ -34,7 +34,7 @@ from aorta.records.schema import NO_CALL, NO_OPTIMIZER, HostKind
 from aorta.records.stacks import StackFrame
 from aorta.why.causes.finding import CauseFinding, Floats, of_the_least
 from aorta.why.causes.losses.parts import WORK, beside_others, work_ms_of
-from aorta.why.causes.program import program_of
+from aorta.why.causes.program import noted_program, program_of
 
 OWN = "the program's own code"
 Function = tuple[str, str]
@@ -171,11 +171,14 @@ def _anomaly(judged: Run, account: Account, ms: Floats, facts: dict[str, Any]) -
     pass: on a device, whose answers the host waits for, the idle time of that; on a CPU no more is known than
     that both are within the passes."""
     seen_ms, backward_ms = float(ms.mean()), judged.mean_of_host(f"{PREFIX}{BACKWARD}") or 0.0
+    at = noted_program(judged.record)["modes"].get("anomaly_at")
     facts |= {"op": "anomaly", "what": "autograd's anomaly detection"}
     facts |= {"stacks_ms": seen_ms, "backward_ms": backward_ms}
+    facts["at"] = None if at is None else StackFrame(at[0], at[1], "<module>", True)
     if not account.on_device:
         more_ms = backward_ms + max((judged.mean_of_host(f"{PREFIX}forward") or 0.0) - seen_ms, 0.0)
-        return CauseFinding("program_code", ms, {CPU_CELLS: 1.0}, facts, by_stretch=True, more_ms=more_ms)
+        ms = np.full_like(ms, seen_ms)  # the least, whatever stretches of it are
+        return CauseFinding("program_code", ms, {CPU_CELLS: 1.0}, facts, more_ms=more_ms)
     ms = ms + min(backward_ms, max(account.mean_ms("launch") - seen_ms, 0.0))
     return CauseFinding("program_code", ms, {DEVICE_CELLS: 1.0}, facts, by_stretch=True)
 
@@ -215,6 +218,7 @@ def code_in_passes(judged: Run, account: Account, losses: list[CauseFinding]) ->
     told = {(at.file, at.outer_function) for at in known}
     by_function: dict[Function, list[list[int]]] = defaultdict(lambda: [[] for _ in samples])
     lines = Counter[StackFrame]()
+    of_anomaly = TRACEBACKS if "anomaly" in program_of(judged.record)[0] else ()  # have their cause
     in_passes = [
         (number, row, one.stacks.path(int(one.rows[row, 5])))
         for number, one in enumerate(samples)
@@ -223,7 +227,7 @@ def code_in_passes(judged: Run, account: Account, losses: list[CauseFinding]) ->
     # A library's function that calls torch's, such as Trainer.train, has operators without a frame in others.
     models = {entry for *_, path in in_passes if path[-1].file == "torch" and (entry := _entered(path))}
     for number, row, path in in_passes:
-        if _entered(path) not in models:
+        if _entered(path) not in models and not path[-1].function.startswith(of_anomaly):
             at = _python_at(path)
             is_sign = path[-1].is_program and (not operators or (path[-1].file, path[-1].line) in operators)
             if at is not None and not is_sign and (at.file, at.outer_function) not in told:
