@@ -198,6 +198,34 @@ def test_what_the_program_does_in_every_step_beside_its_model_is_named(tmp_path)
     assert cause.change.startswith("do what augment(), straggler.py:5 does in another process")
 
 
+@pytest.mark.parametrize(
+    ("leaf", "ms"),
+    [
+        pytest.param("tensor", 32.0 * 4 / 32, id="a-tensor-of-python-s-values"),
+        pytest.param("mean", None, id="an-operator-which-may-be-the-loss"),
+        pytest.param("main", None, id="a-sign-which-may-be-one"),
+    ],
+)
+def test_a_line_of_the_loop_is_one_with_what_it_makes_tensors_of(tmp_path, leaf, ms):
+    """Samples that wait for Python's lock while it works come where it lets go: 3 of 4 ms are in the line."""
+    folder = run_of(tmp_path, lambda rank, step, noise: plain(noise))
+    passes = ("backward", "backward", "runs", 28.0)
+    for rank in (0, 1):
+        write_stacks(folder, rank, passes, (leaf, "rest", "runs", 3.0), ("augment", "rest", "runs", 1.0))
+    found = causes(judge(load_run(folder, "run")))
+    assert [cause.ms for cause in found] == ([] if ms is None else [pytest.approx(ms, rel=0.05)])
+    for cause in found:
+        assert (cause.kind, cause.line.text) == ("program_code", "main(), train.py:20")
+        assert cause.change.startswith("let augment(), straggler.py run once for all samples before training")
+
+
+def test_a_model_that_is_called_by_its_forward_is_not_beside_the_model(tmp_path):
+    folder = run_of(tmp_path, lambda rank, step, noise: plain(noise))
+    for rank in (0, 1):
+        write_stacks(folder, rank, COMMON, ("model", "rest", "runs", 8.0))
+    assert causes(judge(load_run(folder, "run"))) == []
+
+
 @pytest.mark.parametrize(("leaf", "is_offered"), [("synchronize", True), ("loads", False)])
 def test_operators_on_many_tensors_are_offered_where_stacks_show_torch_alone(tmp_path, leaf, is_offered):
     folder = run_of(tmp_path, lambda rank, step, noise: plain(noise))

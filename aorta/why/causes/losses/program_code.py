@@ -51,6 +51,8 @@ MOSTLY = 0.4
 """Of the idle time that the largest group may take, from which on exposed copies are what it does."""
 FEWEST = 3
 """Samples that show what is named."""
+OF_VALUES = ("torch.tensor", "torch.as_tensor", "torch.from_numpy")
+"""Names of functions that make a tensor of Python's values or numpy's."""
 BY_CHANCE = 1.645
 """Standard deviations by which samples must show more than half of what is named: few of them are in a line
 by chance."""
@@ -150,8 +152,10 @@ def program_code(
     least = LARGE * (1.0 if account.on_device else 1 - account.share("core_taken"))
     for place, (group, ms) in enumerate(sorted(found, key=lambda entry: -entry[1].mean())[:MOST_GROUPS]):
         rows = [groups[group] for groups in grouped]
-        facts = {**who, "op": "loop" if group[2] else "", "part_ms": float(ms.mean())}
-        facts |= {"origin": _libraries(samples, rows), "group": (group, tuple(loops))}
+        may_be_loss = group[2] and not all(map(_is_no_loss, samples, rows))
+        facts = {**who, "op": "loop" if may_be_loss else "", "part_ms": float(ms.mean())}
+        facts |= {"origin": _libraries(samples, rows)}
+        facts |= {"group": (group, tuple(loops)), "runs": _called_in(group, samples, rows)}
         kind: CauseKind = "program_code"
         if account.on_device and ms.mean() >= LARGE * account.mean_step_ms:
             lines = set().union(*map(_lines, samples, rows))
@@ -348,8 +352,15 @@ def _synchronize(samples: list[Samples], rows: list[list[int]]) -> bool:
 
 def _libraries(samples: list[Samples], rows: list[list[int]]) -> str | None:
     """operators: of the samples that are not in the program itself, most are in functions of torch or methods
-    of tensors; python: in others. None where all are in the program itself."""
+    of tensors; python: in others; values: some make tensors of Python's. None where all are in the program
+    itself."""
     pairs = [*zip(samples, rows, strict=True)]
+    if all(map(_is_no_loss, samples, rows)) and any(
+        one.stacks.path(int(one.rows[row, 5]))[-1].function in OF_VALUES
+        for one, chosen in pairs
+        for row in chosen
+    ):
+        return "values"
     num_own = sum(int(one.leaf_is_program[chosen].sum()) for one, chosen in pairs)
     num_torch = sum(int(one.leaf_in_torch[chosen].sum()) for one, chosen in pairs)
     num_others = sum(len(chosen) for _, chosen in pairs) - num_own - num_torch
@@ -413,28 +424,57 @@ def _loops(samples: Samples) -> Iterator[Function]:
 
 
 def _groups(samples: Samples, loops: set[Function]) -> dict[Group, list[int]]:
-    """Rows of samples by what the loop calls; of its own lines by line."""
+    """Rows of samples by what the loop calls; of its own lines by line. A line is one with what it alone
+    calls, where it makes a tensor of that and no loss: Python lets go of its lock there, so that samples come
+    then which waited for it before."""
     which = samples.is_judged & samples.at("body") & samples.in_phase("rest") & samples.that("runs")
     groups: dict[Group, list[int]] = defaultdict(list)
+    callers: dict[Group, set[Group]] = defaultdict(set)
     for row in np.flatnonzero(which).tolist():
-        group = _group_of(samples.stacks.path(int(samples.rows[row, 5])), loops)
+        line, group = _group_of(samples.stacks.path(int(samples.rows[row, 5])), loops)
         if group is not None:
             groups[group].append(row)
+            callers[group].add(line or group)
+    for group, (line, *others) in callers.items():
+        if group != line and not others and _is_no_loss(samples, groups.get(line, [])):
+            groups[line] += groups.pop(group)
     return groups
 
 
-def _group_of(path: list[StackFrame], loops: set[Function]) -> Group | None:
+def _is_no_loss(samples: Samples, rows: list[int]) -> bool:
+    """Whether more of them make tensors of Python's values, or are in libraries beside torch, than in
+    operators, as a loss is that the loop itself computes."""
+    leaves = [samples.stacks.path(int(samples.rows[row, 5]))[-1] for row in rows]
+    called = [leaf for leaf in leaves if not leaf.is_program]
+    num = sum(_may_be_torchs(leaf) and leaf.function not in OF_VALUES for leaf in called)
+    return len(called) > 2 * num
+
+
+def _called_in(group: Group, samples: list[Samples], rows: list[list[int]]) -> str | None:
+    """The program's function that most samples of a line of the loop are in beside the loop itself."""
+    called = Counter[str]()
+    for one, chosen in zip(samples, rows, strict=True):
+        for row in chosen if group[2] else ():
+            frames = one.stacks.path(int(one.rows[row, 5]))
+            inner = [frame for frame in frames if frame.is_program][-1]
+            called[inner.text.rpartition(":")[0]] += inner.outer_function != group[1]
+    most = max(called, key=called.__getitem__, default="")
+    return most if called[most] >= FEWEST else None
+
+
+def _group_of(path: list[StackFrame], loops: set[Function]) -> tuple[Group | None, Group | None]:
+    """A line of the loop, and what it calls or the line itself; None of neither, and of the model, which some
+    call by its forward()."""
     own = [frame for frame in path if frame.is_program]
     if not own or is_a_loss(path[-1]) or path[-1].function == EMPTY_CACHE:
-        return None
+        return None, None
     inside = [place for place, frame in enumerate(own) if (frame.file, frame.outer_function) in loops]
-    if not inside:
-        return own[0].file, own[0].outer_function, 0
-    if inside[-1] + 1 < len(own):
-        called = own[inside[-1] + 1]
-        return called.file, called.outer_function, 0
-    frame = own[inside[-1]]
-    return frame.file, frame.outer_function, frame.line
+    called = own[inside[-1] + 1 :] if inside else own
+    if any(_name(frame) == "forward" for frame in called):
+        return None, None
+    frame = own[inside[-1]] if inside else own[0]
+    line = (frame.file, frame.outer_function, frame.line) if inside else None
+    return line, (called[0].file, called[0].outer_function, 0) if called else line
 
 
 def _in_tracebacks(samples: Samples) -> list[int]:
@@ -470,10 +510,11 @@ def _shares(samples: list[Samples], rows: list[list[int]]) -> tuple[Floats, Floa
 
 
 def _may_be_chance(samples: list[Samples], rows: list[list[int]], share: float) -> bool:
-    """Whether as much would be seen of what takes this share of the ranks' steps."""
-    seen, num = _shares(samples, rows)
-    error = math.sqrt(share * (1 - share) / float(num.sum()))
-    return float((seen * num).sum() / num.sum()) < share + BY_CHANCE * error
+    """Whether as many would be seen of what takes this share of the ranks' steps. Samples come more rarely as
+    a run goes on: by their times a few late ones would outweigh all others."""
+    num = sum(int(one.is_judged.sum()) for one in samples)
+    error = math.sqrt(share * (1 - share) / num)
+    return sum(map(len, rows)) / num < share + BY_CHANCE * error
 
 
 def _are_alike(samples: list[Samples], rows: list[list[int]]) -> bool:
