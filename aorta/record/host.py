@@ -32,6 +32,7 @@ from aorta.device.backend import accelerator
 from aorta.record.interception.replaced import uncompiled
 from aorta.record.journal import Journal
 from aorta.record.phase_memory import BACKWARD, FORWARD, OPTIMIZER, PhaseMemory
+from aorta.records.libraries import library_of
 from aorta.records.schema import HostKind, Phase
 from aorta.steps.notes import CollectiveCall, HostNote, RecordedStep
 
@@ -174,7 +175,8 @@ class HostWatch:
                 if is_batch and not torch.is_grad_enabled():
                     self._note_without_gradient(id(args[0]), start_ns)
                 else:
-                    self._note(kind, start_ns, "", notes=notes)
+                    place = _program_place(name) if kind == "checkpoint" else ""
+                    self._note(kind, start_ns, place, notes=notes)
                 if memory is not None:
                     memory.ends(BACKWARD, step)
 
@@ -359,6 +361,15 @@ def _collecting(frame: FrameType | None) -> str:
     if not any(one.positions is not None and one.positions.lineno == frame.f_lineno for one in calls):
         return ""
     return f"gc.collect in {os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno}"
+
+
+def _program_place(name: str) -> str:
+    """'save in train.py:56', the innermost line that is the program's own; '' where none is. For rare calls:
+    files are not remembered."""
+    frame: FrameType | None = sys._getframe(2)
+    while frame is not None and library_of(frame.f_code.co_filename):
+        frame = frame.f_back
+    return "" if frame is None else f"{name} in {os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno}"
 
 
 def caller() -> str:

@@ -69,6 +69,7 @@ def test_parts_of_a_step_are_noted_in_order(journal, tmp_path):
     assert all(note.start_ns < note.end_ns for note in notes)
     assert "foreach=False" in notes[3].where
     assert notes[3].bytes == 4 * (16 + 4)
+    assert re.fullmatch(r"save in test_host_spans.py:\d+", notes[4].where)
 
 
 def test_a_batch_begins_no_earlier_than_the_step_that_it_begins(journal):

@@ -13,7 +13,7 @@ from aorta.account.judge.stacks import MOST, MOST_RANKS, Samples, WeightedStack,
 from aorta.account.model import Run
 from aorta.records.stacks import StackFrame, StackPhase
 from aorta.why.causes.finding import CauseFinding
-from aorta.why.causes.losses.program_code import EMPTY_CACHE, SYNCHRONIZE, of_group
+from aorta.why.causes.losses.program_code import EMPTY_CACHE, SYNCHRONIZE, lines_of_spans, of_group
 from aorta.why.causes.program import program_of
 
 FEWEST = 3
@@ -87,6 +87,12 @@ def line_of(finding: CauseFinding, judged: Run) -> CodeLine | None:
     if found is None or found.num_samples < FEWEST or found.ms < least * finding.mean_ms:
         if isinstance(at := finding.facts.get("loop_at"), StackFrame):
             return _line_without_samples(at.file, at.line, at.function, at.text)
+        if finding.kind == "checkpoint":  # a rare one has few samples
+            steps = _steps_of(judged)
+            saving = steps[np.nan_to_num(finding.ms) > 0] if len(finding.ms) == len(steps) else steps
+            lines = lines_of_spans(judged, "checkpoint", finding.rank, saving)
+            file, line = max(lines, key=lambda one: lines[one][1], default=("", 0))
+            return _line_without_samples(file, line, "", f"{file}:{line}") if line else None
         return (
             None if site is None else _line_without_samples(site.file, site.line, site.function, site.place)
         )

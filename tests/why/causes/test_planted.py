@@ -433,12 +433,12 @@ def gathers_and_saves(rank, step, noise):
     if step % 5:
         return plain(noise)
     host = Host().work(70.0)
-    return host.work(20.0, "checkpoint").comm(2.0) if rank == 0 else host.comm(22.0)
+    return host.work(20.0, "checkpoint", "save in a.py:7").comm(2.0) if rank == 0 else host.comm(22.0)
 
 
 def test_a_checkpoint_costs_all_that_its_steps_take_longer(tmp_path):
     (cause,) = found(tmp_path / "run", gathers_and_saves)
-    assert cause.kind == "checkpoint"
+    assert (cause.kind, cause.line.text) == ("checkpoint", "a.py:7")
     assert cause.ms == pytest.approx(12.0, rel=0.15)
 
 

@@ -297,11 +297,14 @@ def _part_of_work(ms: float, account: Account, facts: dict[str, Any]) -> CauseFi
     return CauseFinding("compute", ms / float(work_ms.mean()) * both_ms, takes, facts=facts)
 
 
-def lines_of_spans(run: Run, kind: HostKind) -> dict[Line, tuple[float, float]]:
+def lines_of_spans(
+    run: Run, kind: HostKind, rank: int | None = None, chosen: NDArray[np.int64] | None = None
+) -> dict[Line, tuple[float, float]]:
     """By line of the program, how often a step spans of this kind were noted there, and of how many ms;
-    ('', 0) of those with which no line was noted. Of the first steps of one rank."""
-    steps = set(run.global_step[run.judged_steps].tolist())
-    records = (record for record in run.records(run.ranks[0]) if record.global_step in steps)
+    ('', 0) of those with which no line was noted. Of the first steps of one rank; chosen: of these steps."""
+    steps = set((run.global_step[run.judged_steps] if chosen is None else chosen).tolist())
+    of_rank = run.records(run.ranks[0] if rank is None else rank)
+    records = (record for record in of_rank if record.global_step in steps)
     noted = [record.host_spans for record in islice(records, DETAILED_STEPS) if record.host_spans is not None]
     found: dict[Line, tuple[float, float]] = {}
     for span in (span for spans in noted for span in spans if span.kind == kind):

@@ -524,6 +524,7 @@ def uneven_batches(run: Run, parts: Parts, exposed: Exposed) -> Iterator[CauseFi
     if not loss.any():
         return
     worst = int(np.bincount(row, loss, len(run.ranks)).argmax())
+    counted = None if run.record is None else run.record.work
     is_one = (row == worst).mean() >= NEARLY_ALL  # in fewer, chance deals longer batches to one rank
     yield CauseFinding(
         "imbalance",
@@ -536,6 +537,7 @@ def uneven_batches(run: Run, parts: Parts, exposed: Exposed) -> Iterator[CauseFi
             "mean_ms": float(work.mean()),
             "low_ms": float(work.min()),
             "high_ms": float(work.max()),
+            "at": None if counted is None else counted.model_at,  # which is handed the batches
         },
         rank=run.ranks[worst] if is_one else None,
         # Beside a collective that waits kernels are slower: without it the others would wait longer.
