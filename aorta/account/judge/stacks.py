@@ -68,16 +68,8 @@ class Samples:
         return self._leaf_is(lambda frame: ("" if frame.is_program else frame.file) in packages)
 
     @property
-    def leaf_is_program(self) -> NDArray[np.bool_]:
-        """A line of the program that calls nothing."""
-        return self._leaf_is(lambda frame: frame.is_program)
-
-    @property
     def leaf_in_torch(self) -> NDArray[np.bool_]:
-        """A function of torch's, or a tensor's method."""
-        return self._leaf_is(
-            lambda leaf: leaf.file == "torch" or (not leaf.file and leaf.function.startswith(CALLED_OF_TORCH))
-        )
+        return self._leaf_is(is_of_torch)
 
     @property
     def in_a_loss(self) -> NDArray[np.bool_]:
@@ -99,6 +91,11 @@ class Samples:
             WeightedStack(self.stacks.path(int(row[5])), float(ms) * factor, DOING[int(row[3])])
             for row, ms in zip(self.rows[which], self.ms[which], strict=True)
         ]
+
+
+def is_of_torch(frame: StackFrame) -> bool:
+    """A function of torch's, or a tensor's method."""
+    return frame.file == "torch" or (not frame.file and frame.function.startswith(CALLED_OF_TORCH))
 
 
 def is_a_loss(frame: StackFrame) -> bool:

@@ -25,6 +25,7 @@ from aorta.account.judge.stacks import (
     Samples,
     WeightedStack,
     is_a_loss,
+    is_of_torch,
     samples_of_ranks,
     timed_samples_of,
 )
@@ -152,10 +153,10 @@ def program_code(
     least = LARGE * (1.0 if account.on_device else 1 - account.share("core_taken"))
     for place, (group, ms) in enumerate(sorted(found, key=lambda entry: -entry[1].mean())[:MOST_GROUPS]):
         rows = [groups[group] for groups in grouped]
-        may_be_loss = group[2] and not all(map(_is_no_loss, samples, rows))
-        facts = {**who, "op": "loop" if may_be_loss else "", "part_ms": float(ms.mean())}
-        facts |= {"origin": _libraries(samples, rows)}
-        facts |= {"group": (group, tuple(loops)), "runs": _called_in(group, samples, rows)}
+        paths = _paths(samples, rows)
+        facts = {**who, "op": "" if _is_no_loss(paths) or not group[2] else "loop"}
+        facts |= {"part_ms": float(ms.mean()), "origin": _libraries(paths), "group": (group, tuple(loops))}
+        facts["runs"] = _called_in(paths, group[1]) if group[2] else None
         kind: CauseKind = "program_code"
         if account.on_device and ms.mean() >= LARGE * account.mean_step_ms:
             lines = set().union(*map(_lines, samples, rows))
@@ -353,21 +354,20 @@ def _synchronize(samples: list[Samples], rows: list[list[int]]) -> bool:
     return num > sum(map(len, rows)) / 2
 
 
-def _libraries(samples: list[Samples], rows: list[list[int]]) -> str | None:
-    """operators: of the samples that are not in the program itself, most are in functions of torch or methods
-    of tensors; python: in others; values: some make tensors of Python's. None where all are in the program
-    itself."""
-    pairs = [*zip(samples, rows, strict=True)]
-    if all(map(_is_no_loss, samples, rows)) and any(
-        one.stacks.path(int(one.rows[row, 5]))[-1].function in OF_VALUES
-        for one, chosen in pairs
-        for row in chosen
-    ):
+def _paths(samples: list[Samples], rows: list[list[int]]) -> list[list[StackFrame]]:
+    pairs = zip(samples, rows, strict=True)
+    return [one.stacks.path(int(one.rows[row, 5])) for one, chosen in pairs for row in chosen]
+
+
+def _libraries(paths: list[list[StackFrame]]) -> str | None:
+    """Of the samples that are not in the program itself, values: some make tensors of Python's values, and
+    few are in other operators; operators: most are in functions of torch or methods of tensors; python: in
+    others. None where all are in the program itself."""
+    called = [path[-1] for path in paths if not path[-1].is_program]
+    if _is_no_loss(paths) and any(leaf.function in OF_VALUES for leaf in called):
         return "values"
-    num_own = sum(int(one.leaf_is_program[chosen].sum()) for one, chosen in pairs)
-    num_torch = sum(int(one.leaf_in_torch[chosen].sum()) for one, chosen in pairs)
-    num_others = sum(len(chosen) for _, chosen in pairs) - num_own - num_torch
-    return "operators" if num_torch > num_others else "python" if num_others else None
+    is_operators = 2 * sum(map(is_of_torch, called)) > len(called)
+    return "operators" if is_operators else "python" if called else None
 
 
 def code_in_model(judged: Run) -> tuple[StackFrame, float] | None:
@@ -439,30 +439,24 @@ def _groups(samples: Samples, loops: set[Function]) -> dict[Group, list[int]]:
             groups[group].append(row)
             callers[group].add(line or group)
     for group, (line, *others) in callers.items():
-        if group != line and not others and _is_no_loss(samples, groups.get(line, [])):
+        if group != line and not others and _is_no_loss(_paths([samples], [groups.get(line, [])])):
             groups[line] += groups.pop(group)
     return groups
 
 
-def _is_no_loss(samples: Samples, rows: list[int]) -> bool:
+def _is_no_loss(paths: list[list[StackFrame]]) -> bool:
     """Whether more of them make tensors of Python's values, or are in libraries beside torch, than in
     operators, as a loss is that the loop itself computes."""
-    leaves = [samples.stacks.path(int(samples.rows[row, 5]))[-1] for row in rows]
-    called = [leaf for leaf in leaves if not leaf.is_program]
+    called = [path[-1] for path in paths if not path[-1].is_program]
     num = sum(_may_be_torchs(leaf) and leaf.function not in OF_VALUES for leaf in called)
     return len(called) > 2 * num
 
 
-def _called_in(group: Group, samples: list[Samples], rows: list[list[int]]) -> str | None:
-    """The program's function that most samples of a line of the loop are in beside the loop itself."""
-    called = Counter[str]()
-    for one, chosen in zip(samples, rows, strict=True):
-        for row in chosen if group[2] else ():
-            frames = one.stacks.path(int(one.rows[row, 5]))
-            inner = [frame for frame in frames if frame.is_program][-1]
-            called[inner.text.rpartition(":")[0]] += inner.outer_function != group[1]
-    most = max(called, key=called.__getitem__, default="")
-    return most if called[most] >= FEWEST else None
+def _called_in(paths: list[list[StackFrame]], loop: str) -> str | None:
+    """The program's function beside the loop that most samples of a line of it are in."""
+    inner = [[frame for frame in path if frame.is_program][-1] for path in paths]
+    called = Counter(frame.text.rpartition(":")[0] for frame in inner if frame.outer_function != loop)
+    return next((name for name, num in called.most_common(1) if num >= FEWEST), None)
 
 
 def _group_of(path: list[StackFrame], loops: set[Function]) -> tuple[Group | None, Group | None]:
