@@ -408,11 +408,16 @@ def _of_cpu(
     for kind in SPAN_KINDS:
         left = _give(cells, kind, host.span(kind) + host.tail(kind), left)
     use = host.use
-    if use is not None:  # what of its wait for a core does not fit into the rest of the step is there
-        between = between - np.minimum(positive(use[1] - positive(step - between)), between)
-    left = _give(cells, "between_steps", between, left)
     if use is not None:
         cpu, ready = use
+        # Of what the thread cannot have slept there, as much as of the step; and at least what of its wait
+        # for a core does not fit into the rest of the step.
+        awake = positive(between - positive(step - exposed - cpu - ready))
+        part = np.divide(ready, cpu + ready, out=np.zeros_like(ready), where=cpu + ready > 0)
+        taken = np.maximum(awake * part, ready - positive(step - between))
+        between = between - np.clip(taken, 0.0, between)
+    left = _give(cells, "between_steps", between, left)
+    if use is not None:
         known = own - left
         asleep = np.where(cpu > 0, positive(step - exposed - cpu - ready - known), 0.0)
         left = _give(cells, "blocked", asleep, left)

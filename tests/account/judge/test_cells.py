@@ -148,15 +148,20 @@ def test_cells_add_up_to_every_step_of_every_rank(tmp_path, seed):
     assert sum(row.share for row in found.rows()) == pytest.approx(1.0)
 
 
-def test_a_wait_for_a_core_behind_the_body_is_no_time_between_steps(tmp_path):
-    """7.5 of 10 ms, of which the body's 2 ms hold no more than 2: at least 5.5 of the 8 ms behind it."""
+@pytest.mark.parametrize(
+    ("cpu_ms", "ready_ms", "expected"),
+    [
+        # Ready for three quarters of the step, and so of the 8 ms behind the body.
+        pytest.param(2.5, 7.5, {"between_steps": 2.0, "core_taken": 6.0, "compute": 2.0}, id="throughout"),
+        pytest.param(2.0, 0.0, {"between_steps": 8.0, "compute": 2.0}, id="none"),
+    ],
+)
+def test_a_wait_for_a_core_behind_the_body_is_no_time_between_steps(tmp_path, cpu_ms, ready_ms, expected):
     found = account(
         tmp_path / "run",
-        lambda rank, step, noise: (Host().work(2.0).after(8.0), {"host_use": HostUse(2.5, 7.5)}),
+        lambda rank, step, noise: (Host().work(2.0).after(8.0), {"host_use": HostUse(cpu_ms, ready_ms)}),
     )
-    # Of the 7.5 ms that are in no part, as much as of the step.
-    expected = {"between_steps": 2.5, "core_taken": 5.625, "compute": 1.875}
-    assert cells_of(found) == pytest.approx(expected)
+    assert {name: ms for name, ms in cells_of(found).items() if ms} == pytest.approx(expected)
 
 
 def told_what_aorta_cost(folder, step_ms, interval_ms, every=8.0):
