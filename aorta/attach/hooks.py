@@ -18,7 +18,7 @@ from time import monotonic_ns
 from typing import Any
 
 from aorta.attach.program import FSDP1_MODULE, FSDP_MODULE, ProgramNotes
-from aorta.attach.settings import LAUNCHER, AttachSettings, read_settings, say
+from aorta.attach.settings import LAUNCHER, TRANSFORMERS, AttachSettings, read_settings, say
 
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 attachment: "Attachment | None" = None
@@ -161,6 +161,8 @@ class Attachment:
             self._watch_remote_optimizer(module)
         elif name == LAUNCHER:
             self._watch_launcher(module)
+        elif name == TRANSFORMERS:
+            self._watch_evaluation(module.PreTrainedModel)
         elif name == FSDP_MODULE:
             self._call_after(module.FSDPParamGroup, "__init__", lambda args: self._made("unit", args[0]))
         elif name == FSDP1_MODULE:
@@ -183,7 +185,7 @@ class Attachment:
         self._call_before(torch.optim.Optimizer, "load_state_dict", lambda args: self._state_loaded())
         self._call_before(torch.nn.Module, "load_state_dict", lambda args: self._state_loaded())
         self._watch_files(torch)
-        self._call_before(torch.nn.Module, "eval", lambda args: self._evaluation_begins(args[0]))
+        self._watch_evaluation(torch.nn.Module)
         from torch.utils.data import dataloader
 
         self._call_after(dataloader.DataLoader, "__init__", lambda args: self._made("loader", args[0]))
@@ -227,6 +229,10 @@ class Attachment:
             return original(*args, **named)
 
         self._replace(owner, name, call)
+
+    def _watch_evaluation(self, model: Any) -> None:
+        if "eval" in vars(model):
+            self._call_before(model, "eval", lambda args: self._evaluation_begins(args[0]))
 
     def _watch_backward(self, torch: Any) -> None:
         """See the end of each backward pass. torch.autograd and .graph both call the engine by this name."""

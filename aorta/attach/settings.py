@@ -20,12 +20,15 @@ HOME = Path(__file__).resolve().parents[2]
 """The folder that holds the package aorta."""
 LAUNCHER = "torch.distributed.elastic.multiprocessing.api"
 """Module of torchrun's agent that learns how a process ended."""
+TRANSFORMERS = "transformers.modeling_utils"
+"""Whose models have an eval() that calls none of torch's."""
 WATCHED = (
     "torch",
     "torch.distributed.distributed_c10d",
     "torch.distributed.optim.optimizer",
     "torch.distributed.fsdp._fully_shard._fsdp_param_group",
     "torch.distributed.fsdp.fully_sharded_data_parallel",
+    TRANSFORMERS,
     LAUNCHER,
 )
 """Modules after whose import sitecustomize calls aorta.attach.hooks.imported."""

@@ -9,7 +9,7 @@ import threading
 from collections.abc import Callable, Iterator
 from itertools import pairwise
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -324,6 +324,28 @@ def test_an_exit_without_handlers_closes_the_records(
         attachment.detach()
     assert statuses == [1, 0, 0]
     assert closed == [1]
+
+
+def test_the_evaluation_of_a_model_with_an_eval_of_its_own_is_seen(attached: Attach) -> None:
+    """As that of transformers, which calls train(False)."""
+
+    class Pretrained(torch.nn.Module):
+        def eval(self) -> "Pretrained":
+            return self.train(False)
+
+    told: list[int] = []
+    attachment = hooks.Attachment(AttachSettings(output="nowhere"))
+    attachment.session = SimpleNamespace(evaluation_begins=told.append)
+    attachment.imported("transformers.modeling_utils", SimpleNamespace(PreTrainedModel=Pretrained))
+    model = Pretrained()
+    try:
+        assert not model.eval().training
+        model.eval()  # it does so already
+    finally:
+        attachment.session = None
+        attachment.detach()
+    assert told == [id(model)]
+    assert Pretrained.eval.__name__ == "eval"
 
 
 def test_a_forked_process_is_watched_unless_its_parent_trains(
