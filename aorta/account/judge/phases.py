@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from aorta.account.cause import CodeLine
 from aorta.account.judge.cells import account_of
 from aorta.account.judge.profiles import sampled_ranks
-from aorta.account.judge.stacks import Samples, WeightedStack, heaviest, samples_of
+from aorta.account.judge.stacks import Samples, WeightedStack, heaviest, is_a_loss, samples_of
 from aorta.account.load.rank.phases import BYTES, PHASES, PREFIX, STEP
 from aorta.account.model import Run, once_of_run
 from aorta.account.numbers import counted, quantity
@@ -187,13 +187,13 @@ def _own_code(samples: list[Samples]) -> float | None:
 def _in_model(samples: Samples) -> NDArray[np.bool_]:
     """Samples of modules, and of losses, which the loop calls as functions."""
     result: NDArray[np.bool_] = samples.is_judged & (
-        samples.in_phase("forward") | (_before_backward(samples) & samples.in_a_loss)
+        samples.in_phase("forward") | (_before_backward(samples) & samples.leaf_is(is_a_loss))
     )
     return result
 
 
 def _in_own_code(samples: Samples) -> NDArray[np.bool_]:
-    result: NDArray[np.bool_] = samples.is_judged & _before_backward(samples) & ~samples.in_a_loss
+    result: NDArray[np.bool_] = samples.is_judged & _before_backward(samples) & ~samples.leaf_is(is_a_loss)
     return result
 
 

@@ -65,23 +65,14 @@ class Samples:
 
     def leaf_in(self, *packages: str) -> NDArray[np.bool_]:
         """The innermost frame is a library's of these; '' for the program's own."""
-        return self._leaf_is(lambda frame: ("" if frame.is_program else frame.file) in packages)
-
-    @property
-    def leaf_in_torch(self) -> NDArray[np.bool_]:
-        return self._leaf_is(is_of_torch)
-
-    @property
-    def in_a_loss(self) -> NDArray[np.bool_]:
-        """The innermost frame is a loss function of torch's, which belongs to the model's pass."""
-        return self._leaf_is(is_a_loss)
+        return self.leaf_is(lambda frame: ("" if frame.is_program else frame.file) in packages)
 
     def that_call(self, name: str) -> NDArray[np.bool_]:
         """The innermost frame is a function of torch's whose name ends with this: those of synchronize wait
         for all that a device has queued."""
-        return self._leaf_is(lambda leaf: leaf.file == "torch" and leaf.function.endswith(name))
+        return self.leaf_is(lambda leaf: leaf.file == "torch" and leaf.function.endswith(name))
 
-    def _leaf_is(self, test: Callable[[StackFrame], bool]) -> NDArray[np.bool_]:
+    def leaf_is(self, test: Callable[[StackFrame], bool]) -> NDArray[np.bool_]:
         of_node = np.array([test(self.stacks.frames[frame]) for _, frame in self.stacks.nodes], dtype=bool)
         return of_node[self.rows[:, 5]] if len(self.rows) else np.zeros(0, dtype=bool)
 
@@ -99,6 +90,7 @@ def is_of_torch(frame: StackFrame) -> bool:
 
 
 def is_a_loss(frame: StackFrame) -> bool:
+    """A loss function of torch's, which belongs to the model's pass."""
     return frame.file == "torch" and any(name in frame.function.lower() for name in LOSS_FUNCTIONS)
 
 

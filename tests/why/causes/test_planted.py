@@ -388,6 +388,13 @@ def test_a_product_for_ignored_targets_is_told_to_choose_its_positions(tmp_path)
     assert "x[targets != ignore_index]" in cause.change
 
 
+def test_padding_whose_targets_are_ignored_is_not_told_twice(tmp_path):
+    """Of 30 ms 12 go with the ignored targets, and half of the rest with the padding."""
+    work = WorkOfStep(flops=100.0, unused=40.0, unused_at=AT, ignored=0.8, padding=0.5)
+    found_both = found(tmp_path / "run", lambda rank, step, noise: plain(noise), run_record(2, work=work))
+    assert [cause.ms for cause in found_both] == [pytest.approx(12.0, rel=0.01), pytest.approx(9.0, rel=0.01)]
+
+
 @pytest.mark.parametrize(
     ("threads", "cores", "workers", "ms"),
     [(1, 4, 0, 9.8), (2, 4, 0, None), (1, 4, 1, None), (1, None, 0, None)],

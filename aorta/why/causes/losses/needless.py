@@ -269,6 +269,7 @@ def _counted(judged: Run, account: Account, work: WorkOfStep) -> Iterator[CauseF
         "unused": {"ignored": percent(work.ignored) if work.ignored else None},
         "unread": {"apart_at": work.unread_at.text if work.unread_at and work.unread_is_apart else None},
     }
+    ignored_ms: Floats = np.zeros_like(ms)
     for op, what in KINDS.items():
         if op == "unused" and work.ignored:
             what = "products at positions whose targets the loss ignores"
@@ -298,6 +299,7 @@ def _counted(judged: Run, account: Account, work: WorkOfStep) -> Iterator[CauseF
             # Forward as samples show, which hold what the memory takes; backward as counted.
             backward_ms = (1 - row.forward_flops / row.flops) * lost_ms
             found.ms = min(flops / row.flops, 1.0) * seen_ms + backward_ms
+        ignored_ms = found.ms if op == "unused" and work.ignored else ignored_ms
         yield found
     if work.copies_bytes and not account.on_device:
         lost_ms = part_ms(0.0, PASSES_OF_A_COPY * work.copies_bytes)
@@ -346,7 +348,9 @@ def _counted(judged: Run, account: Account, work: WorkOfStep) -> Iterator[CauseF
         part = work.padding_columns if is_column else work.padding
         if is_column or part >= LARGE_PADDING:
             op = "padding" if is_column else "lengths"
-            yield finding(op, "padding of batches", None, part * ms, fills=percent(work.padding))
+            # Padding has targets that are ignored: what goes with these is no longer there.
+            left_ms = positive(ms - ignored_ms)
+            yield finding(op, "padding of batches", None, part * left_ms, fills=percent(work.padding))
     if work.rows_bytes:
         yield from _unread_rows(judged, account, work, part_ms(0.0, work.rows_bytes), optimizer)
 

@@ -97,7 +97,8 @@ def program_code(
     cells = DEVICE_CELLS if account.on_device else CPU_CELLS
     who = {"who": "all ranks" if len(ranks) > 1 else "the rank", "step_ms": account.mean_step_ms, "what": OWN}
     if "anomaly" in program_of(judged.record)[0]:
-        ms = _common(samples, [_in_tracebacks(one) for one in samples], account, steps)
+        in_stacks = [one.is_judged & one.leaf_is(_keeps_a_stack) for one in samples]
+        ms = _common(samples, [np.flatnonzero(which).tolist() for which in in_stacks], account, steps)
         yield _anomaly(judged, account, ms, dict(who))
     for num, rows in _waits_in_passes(judged, account, samples):
         ms = _common(samples, rows, account, steps)
@@ -171,6 +172,10 @@ def program_code(
         yield CauseFinding(kind, ms, {cells: 1.0}, facts=facts, by_stretch=True)
 
 
+def _keeps_a_stack(leaf: StackFrame) -> bool:
+    return not leaf.is_program and leaf.function.startswith(TRACEBACKS)
+
+
 def _anomaly(judged: Run, account: Account, ms: Floats, facts: dict[str, Any]) -> CauseFinding:
     """The stacks that it keeps of operators, as samples show, and its checks of each gradient in the backward
     pass: on a device, whose answers the host waits for, the idle time of that; on a CPU no more is known than
@@ -223,7 +228,7 @@ def code_in_passes(judged: Run, account: Account, losses: list[CauseFinding]) ->
     told = {(at.file, at.outer_function) for at in known}
     by_function: dict[Function, list[list[int]]] = defaultdict(lambda: [[] for _ in samples])
     lines = Counter[StackFrame]()
-    of_anomaly = TRACEBACKS if "anomaly" in program_of(judged.record)[0] else ()  # have their cause
+    has_anomaly = "anomaly" in program_of(judged.record)[0]  # which has a cause of its own
     in_passes = [
         (number, row, one.stacks.path(int(one.rows[row, 5])))
         for number, one in enumerate(samples)
@@ -232,7 +237,7 @@ def code_in_passes(judged: Run, account: Account, losses: list[CauseFinding]) ->
     # A library's function that calls torch's, such as Trainer.train, has operators without a frame in others.
     models = {entry for *_, path in in_passes if path[-1].file == "torch" and (entry := _entered(path))}
     for number, row, path in in_passes:
-        if _entered(path) not in models and not path[-1].function.startswith(of_anomaly):
+        if _entered(path) not in models and not (has_anomaly and _keeps_a_stack(path[-1])):
             at = _python_at(path)
             is_sign = path[-1].is_program and (not operators or (path[-1].file, path[-1].line) in operators)
             if at is not None and not is_sign and (at.file, at.outer_function) not in told:
@@ -378,7 +383,9 @@ def code_in_model(judged: Run) -> tuple[StackFrame, float] | None:
     by_function: dict[Function, dict[StackFrame, float]] = defaultdict(lambda: defaultdict(float))
     counts: dict[Function, int] = defaultdict(int)
     for one in samples:
-        in_pass = one.in_phase("backward") | (one.in_phase("forward", "optimizer") & ~one.leaf_in_torch)
+        in_pass = one.in_phase("backward") | (
+            one.in_phase("forward", "optimizer") & ~one.leaf_is(is_of_torch)
+        )
         for row in np.flatnonzero(one.is_judged & in_pass & one.leaf_in("", "numpy")).tolist():
             frame = _computes_by_itself(one.stacks.path(int(one.rows[row, 5])))
             if frame is None:
@@ -472,17 +479,6 @@ def _group_of(path: list[StackFrame], loops: set[Function]) -> tuple[Group | Non
     frame = own[inside[-1]] if inside else own[0]
     line = (frame.file, frame.outer_function, frame.line) if inside else None
     return line, (called[0].file, called[0].outer_function, 0) if called else line
-
-
-def _in_tracebacks(samples: Samples) -> list[int]:
-    is_traceback = np.array(
-        [
-            not frame.is_program and frame.function.startswith(TRACEBACKS)
-            for frame in (samples.stacks.frames[frame] for _, frame in samples.stacks.nodes)
-        ],
-        dtype=bool,
-    )
-    return np.flatnonzero(samples.is_judged & is_traceback[samples.rows[:, 5]]).tolist()
 
 
 def _places(whole: Run, account: Account) -> tuple[int, NDArray[np.int64]]:
