@@ -52,7 +52,7 @@ def faults(text, longest_ms):
     step = re.search(rf"takes ({NUMBER}) ms", text)
     step_ms = number(step[1]) if step else longest_ms
     for line in headlines(text):
-        ms = re.search(rf": ({NUMBER}) ms a step", line)
+        ms = re.search(rf": (?:at most )?({NUMBER}) ms a step", line)
         if ms and number(ms[1]) > 1.006 * step_ms:
             yield f"{line}: longer than the step"
         share = re.search(r", (\d+) %", line)
@@ -66,7 +66,8 @@ def faults(text, longest_ms):
         bound = re.search(rf"takes at least ({NUMBER}) ms", line)
         if bound and number(bound[1]) > 1.006 * step_ms:
             yield f"{line}: longer than the step"
-    total = sum(number(found) for found in re.findall(rf"^\d\. [^;]*?: ({NUMBER}) ms a step", text, re.M))
+    of_step = rf"^\d\. [^;]*?: (?:at most )?({NUMBER}) ms a step"
+    total = sum(number(found) for found in re.findall(of_step, text, re.M))
     if total > 1.01 * step_ms:
         yield f"causes of {total} ms in a step of {step_ms}"
     for found in re.findall(rf"waits? ({NUMBER}) ms a step", text):
