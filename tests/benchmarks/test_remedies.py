@@ -21,6 +21,7 @@ from plants.remedies import PROGRAMS, remedies  # noqa: E402
 REMEDIES = remedies()
 OF_NO_LINE = "what its neighbour with a line says, of a run whose stacks are off"
 OF_SERVERS = "of traces of inference: nothing runs here"
+NOT_WRITTEN = "nobody has written one yet: tried by hand alone"
 WITHOUT_PROGRAM = {
     ("between_steps", "find out what"): OF_NO_LINE,
     ("between_steps", "look at what the program does"): OF_NO_LINE,
@@ -33,6 +34,8 @@ WITHOUT_PROGRAM = {
     ("compute", "torch.set_float32_matmul_precision"): "changes what training computes",
     ("compute", "leave autocast on"): "needs GPUs: a CPU has no tensor cores",
     ("compute", "leave activation checkpointing off"): OF_NO_LINE,
+    ("compute", "torch.no_grad() around"): NOT_WRITTEN,
+    ("compute", "choose the positions"): NOT_WRITTEN,
     ("contention", ""): "needs GPUs whose kernels share multiprocessors with NCCL",
     ("copy", "leave out copies"): "what to change depends on who copies",
     (
@@ -76,6 +79,9 @@ WITHOUT_PROGRAM = {
     ("pause", "find out"): OF_NO_LINE,
     ("program_code", "{do} on the device"): "needs GPUs: on a CPU nothing idles meanwhile",
     ("program_code", "{do} in another process"): "what the program itself works on need not be of tensors",
+    ("program_code", "leave torch more than one thread"): "needs cores that nobody else has",
+    ("program_code", "let {runs} run once"): NOT_WRITTEN,
+    ("program_code", "{do} once for all samples"): NOT_WRITTEN,
     ("program_code", "leave torch.profiler out"): "what a profiler takes depends on what it records",
     ("transfer", "remove the barriers"): "of few of them; the same of many has a program (small_messages)",
     ("shared_communicator", ""): "needs NCCL, whose calls of a group queue",
