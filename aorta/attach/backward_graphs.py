@@ -11,8 +11,8 @@ from typing import Any
 import torch
 
 from aorta.attach.layout_copies import line_of
-from aorta.attach.program import program_frame
 from aorta.device.backend import backend_of
+from aorta.records.libraries import program_frame
 from aorta.records.stacks import StackFrame
 
 MOST_NODES = 20_000
@@ -166,7 +166,7 @@ def _part_chosen(node: Any) -> Any:
     size = sizes[node._saved_dim]
     if name == "SelectBackward0":
         return 1 / size
-    start, end = (one - 2**64 if one >= 2**63 else one for one in (node._saved_start, node._saved_end))
+    start, end = _signed(node._saved_start), _signed(node._saved_end)
     end = size if end < 0 and node._saved_end >= 2**64 - 1 else end
     return len(range(*slice(start, end, node._saved_step).indices(size))) / size
 
@@ -180,8 +180,12 @@ def _part_counted(loss: Any) -> Any:
     devices = backend_of(target.device)
     if devices.is_device and devices.is_capturing():
         return None
-    index = loss._saved_ignore_index
-    return (target != (index - 2**64 if index >= 2**63 else index)).float().mean()
+    return (target != _signed(loss._saved_ignore_index)).float().mean()
+
+
+def _signed(number: int) -> int:
+    """Nodes give their negative numbers as unsigned ones of 64 bits."""
+    return number - 2**64 if number >= 2**63 else number
 
 
 def _saved(node: Any, name: str) -> Any:

@@ -33,9 +33,9 @@ from aorta.attach.loss_loops import LossLoops
 from aorta.attach.needless_batches import MOST_ENTRIES, FrozenModules, NeedlessBatches, unwrapped
 from aorta.attach.needless_operators import NeedlessOperators, Table
 from aorta.attach.operators_by_line import OperatorsByLine
-from aorta.attach.program import program_frame
 from aorta.attach.without_data import OneType, WithoutData
 from aorta.device.backend import backend_of
+from aorta.records.libraries import program_frame
 from aorta.records.schema import (
     NO_CALL,
     NO_OPTIMIZER,

@@ -10,10 +10,9 @@ import sys
 import weakref
 from collections.abc import Iterable
 from pathlib import Path
-from types import CodeType, FrameType
 from typing import Any
 
-from aorta.records.libraries import library_of
+from aorta.records.libraries import library_of, program_frame
 
 MOST = 32
 """Descriptions of a kind that are kept; a program may make a loader in every epoch."""
@@ -216,13 +215,3 @@ def _site() -> str | None:
     """'train.py:41'; None where no line of the program called."""
     frame = program_frame()
     return None if frame is None else f"{os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno}"
-
-
-def program_frame(within: CodeType | None = None) -> FrameType | None:
-    """The innermost one of the program, within what this function called; None where there is none."""
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None and frame.f_code is not within:
-        if not library_of(frame.f_code.co_filename):
-            return frame
-        frame = frame.f_back
-    return None

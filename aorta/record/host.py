@@ -32,7 +32,7 @@ from aorta.device.backend import accelerator
 from aorta.record.interception.replaced import uncompiled
 from aorta.record.journal import Journal
 from aorta.record.phase_memory import BACKWARD, FORWARD, OPTIMIZER, PhaseMemory
-from aorta.records.libraries import library_of
+from aorta.records.libraries import program_frame
 from aorta.records.schema import HostKind, Phase
 from aorta.steps.notes import CollectiveCall, HostNote, RecordedStep
 
@@ -364,11 +364,8 @@ def _collecting(frame: FrameType | None) -> str:
 
 
 def _program_place(name: str) -> str:
-    """'save in train.py:56', the innermost line that is the program's own; '' where none is. For rare calls:
-    files are not remembered."""
-    frame: FrameType | None = sys._getframe(2)
-    while frame is not None and library_of(frame.f_code.co_filename):
-        frame = frame.f_back
+    """'save in train.py:56', the innermost line that is the program's own; '' where none is."""
+    frame = program_frame()
     return "" if frame is None else f"{name} in {os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno}"
 
 

@@ -5,6 +5,7 @@ import sys
 import sysconfig
 from functools import cache
 from pathlib import Path
+from types import CodeType, FrameType
 
 OWN = "aorta"
 PYTHON = "python"
@@ -24,6 +25,16 @@ def library_of(path: str) -> str:
     """
     name = _library_of(path)
     return "" if name and name != OWN and name == _main_package() else name
+
+
+def program_frame(within: CodeType | None = None) -> FrameType | None:
+    """The innermost one of the program, within what this function called; None where there is none."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_code is not within:
+        if not library_of(frame.f_code.co_filename):
+            return frame
+        frame = frame.f_back
+    return None
 
 
 @cache
