@@ -84,6 +84,11 @@ class Samples:
         ]
 
 
+def innermost(frames: list[StackFrame]) -> StackFrame | None:
+    """Line of the program; None where all are libraries'."""
+    return next((frame for frame in reversed(frames) if frame.is_program), None)
+
+
 def is_of_torch(frame: StackFrame) -> bool:
     """A function of torch's, or a tensor's method."""
     return frame.file == "torch" or (not frame.file and frame.function.startswith(CALLED_OF_TORCH))

@@ -9,7 +9,15 @@ from numpy.typing import NDArray
 from aorta.account.cause import CauseKind, CodeLine
 from aorta.account.judge.occasional import occasions
 from aorta.account.judge.sites import SiteRow, sites_of
-from aorta.account.judge.stacks import MOST, MOST_RANKS, Samples, WeightedStack, heaviest, samples_of
+from aorta.account.judge.stacks import (
+    MOST,
+    MOST_RANKS,
+    Samples,
+    WeightedStack,
+    heaviest,
+    innermost,
+    samples_of,
+)
 from aorta.account.model import Run
 from aorta.records.stacks import StackFrame, StackPhase
 from aorta.why.causes.finding import CauseFinding
@@ -136,7 +144,7 @@ def beside_calls_ms(finding: CauseFinding, judged: Run) -> float:
     found = []
     for stack in stacks:
         called = [*dropwhile(lambda frame: frame.file != "torch", stack.frames)]
-        last = next((frame for frame in reversed(called) if frame.is_program), None)
+        last = innermost(called)
         is_there = last is not None and (last.file, last.outer_function) == at
         if is_there and not _calls(stack, _op(finding)):
             found.append(stack.ms / len(samples))
@@ -234,7 +242,7 @@ def _beyond_the_others(finding: CauseFinding, judged: Run, rank: int) -> list[We
     ]
     by_line: dict[StackFrame | None, list[WeightedStack]] = defaultdict(list)
     for stack in stacks:
-        by_line[next((frame for frame in reversed(stack.frames) if frame.is_program), None)].append(stack)
+        by_line[innermost(stack.frames)].append(stack)
     # In lines that the others spend more in they wait for this rank.
     return [stack for group in by_line.values() if sum(one.ms for one in group) > 0 for stack in group]
 

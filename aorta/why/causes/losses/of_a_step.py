@@ -127,11 +127,12 @@ def findings(
     of_slow_steps = [*slow_steps(judged, parts, slow)]
     of_code = program_code(judged, account, _own_slow_steps(judged, account, of_slow_steps, rare))
     losses = _with_common(losses, [*of_code, *_of_all_ranks(judged, parts)])
-    if not blocks_launches(judged):
+    if blocks_launches(judged):
+        for finding in losses:
+            if finding.kind == "launch_bound":
+                _as_long_as_kernels(finding, judged, account)
+    else:
         losses = _without_its_nature(losses, parts, code_in_model(judged))
-    for finding in losses:
-        if finding.kind == "launch_bound" and blocks_launches(judged):
-            _as_long_as_kernels(finding, judged, account)
     for finding in of_slow_steps:
         assert finding.occasions is not None
         if parts.on_device:

@@ -24,6 +24,7 @@ from aorta.account.judge.stacks import (
     MOST_RANKS,
     Samples,
     WeightedStack,
+    innermost,
     is_a_loss,
     is_of_torch,
     samples_of_ranks,
@@ -102,8 +103,8 @@ def program_code(
         yield _anomaly(judged, account, ms, dict(who))
     for num, rows in _waits_in_passes(judged, account, samples):
         ms = _common(samples, rows, account, steps)
-        frames = samples[0].stacks.path(int(samples[0].rows[rows[0][0], 5]))
-        facts: dict[str, Any] = {**who, "at": [frame for frame in frames if frame.is_program][-1]}
+        at = innermost(samples[0].stacks.path(int(samples[0].rows[rows[0][0], 5])))
+        facts: dict[str, Any] = {**who, "at": at}
         facts |= {"often": f"{num:.0f}", "read_ms": float(ms.mean())}
         takes: dict[tuple[str, ...], float] = {("synchronisation", *DEVICE_CELLS): 1.0}
         yield CauseFinding("synchronisation", ms, takes, facts, by_stretch=True)
@@ -340,8 +341,7 @@ def _not_waiting(
 
 def _innermost_line(samples: Samples, row: int) -> Line:
     """Of the program, in a sample that is in its code."""
-    frames = reversed(samples.stacks.path(int(samples.rows[row, 5])))
-    frame = next((frame for frame in frames if frame.is_program), None)
+    frame = innermost(samples.stacks.path(int(samples.rows[row, 5])))
     return ("", 0) if frame is None else (Path(frame.file).name, frame.line)
 
 
@@ -461,8 +461,8 @@ def _is_no_loss(paths: list[list[StackFrame]]) -> bool:
 
 def _called_in(paths: list[list[StackFrame]], loop: str) -> str | None:
     """The program's function beside the loop that most samples of a line of it are in."""
-    inner = [[frame for frame in path if frame.is_program][-1] for path in paths]
-    called = Counter(frame.text.rpartition(":")[0] for frame in inner if frame.outer_function != loop)
+    inner = map(innermost, paths)
+    called = Counter(one.text.rpartition(":")[0] for one in inner if one and one.outer_function != loop)
     return next((name for name, num in called.most_common(1) if num >= FEWEST), None)
 
 
@@ -470,7 +470,7 @@ def _group_of(path: list[StackFrame], loops: set[Function]) -> tuple[Group | Non
     """A line of the loop, and what it calls or the line itself; None of neither, and of the model, which some
     call by its forward()."""
     own = [frame for frame in path if frame.is_program]
-    if not own or is_a_loss(path[-1]) or path[-1].function == EMPTY_CACHE:
+    if not own or is_a_loss(path[-1]) or (path[-1].file, path[-1].function) == ("torch", EMPTY_CACHE):
         return None, None
     inside = [place for place, frame in enumerate(own) if (frame.file, frame.outer_function) in loops]
     called = own[inside[-1] + 1 :] if inside else own
