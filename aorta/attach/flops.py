@@ -9,33 +9,34 @@ the model reads, collectives in its forward pass, operators without a formula. E
 Of a model that is parallel by tensors the whole is counted, and divided by the ranks that share it.
 """
 
-import random
 import sys
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterable
+from contextlib import suppress
 from itertools import pairwise
-from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any
 from weakref import ref
 
 import msgspec
 import torch
 from torch.nn import Module
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
-from torch.utils.flop_counter import FlopCounterMode, flop_registry
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
 from aorta.attach.backward_graphs import BackwardGraphs
-from aorta.attach.layout_copies import LayoutCopies, line_of
+from aorta.attach.call_flops import Count, count_of, line_of_caller, tensors_of
+from aorta.attach.layout_copies import LayoutCopies
 from aorta.attach.loss_loops import LossLoops
-from aorta.attach.needless_batches import MOST_ENTRIES, FrozenModules, NeedlessBatches, unwrapped
-from aorta.attach.needless_operators import NeedlessOperators, Table
-from aorta.attach.operators_by_line import OperatorsByLine
-from aorta.attach.without_data import OneType, WithoutData
-from aorta.device.backend import backend_of
-from aorta.records.libraries import program_frame
+from aorta.attach.meta_copies import (
+    NotCountedError,
+    copy_without_data,
+    form_of,
+    held_by,
+    num_ranks_sharing,
+    without_data,
+)
+from aorta.attach.needless_batches import FrozenModules, NeedlessBatches
+from aorta.attach.needless_operators import Table
 from aorta.records.schema import (
     NO_CALL,
     NO_OPTIMIZER,
@@ -49,11 +50,8 @@ from aorta.records.stacks import StackFrame
 
 MOST_KINDS = 8
 """Of calls with different modules or shapes in a step; a step with more has no number."""
-MOST_MODULES = 20_000
 SEEN_BEFORE = 0.05
 """Of the rows of the steps that were noted, which are few of those of an epoch."""
-LEAST_ROWS = 64
-"""Of a matrix, and columns, whose zeros are counted."""
 OF_OPERATORS = (
     *("scores_bytes", "grown_bytes", "unchanged", "unchanged_bytes", "one_hot", "one_hot_bytes"),
     *("zeros", "unused", "merged", "hoisted", "hoisted_bytes"),
@@ -62,24 +60,11 @@ OF_OPERATORS = (
 MOST_LINES = 64
 """That run.json has of a model."""
 TWO_BYTES = ("bf16", "fp16")
-TENSOR_AXES = ("tp", "tensor", "model", "mp")
-"""Axes of device meshes whose ranks share the work of one model, and are given the same batch."""
-REFUSED_AXES = ("ep", "cp", "pp", "expert", "context", "pipeline")
-"""Axes whose ranks share it otherwise."""
-KNOWN = ("aten", "prims", "prim", "profiler")
-HEAVY = ("mm", "conv", "attention", "rnn", "lstm", "gru")
-"""Parts of names of operators that have FLOPs worth counting."""
-
-
 WHOLE = 0.9
 """Of a call's work, from which on the line that calls is that of fp64 products, not lines within."""
 ALIKE = 3
 """Steps one after the other in which the size of the model's input is noted; later ones follow half as far
 again from the first, for batches that grow."""
-
-
-class NotCountedError(Exception):
-    """Why there is no number."""
 
 
 class ModelCalls:
@@ -216,7 +201,7 @@ class ModelCalls:
                 calls._depth -= 1
             with suppress(Exception):
                 if torch.is_grad_enabled() and calls._is_model(self):
-                    outputs = _tensors(result)
+                    outputs = tensors_of(result)
                     calls._of_loss.model_returns(outputs)
                     calls._graphs.model_returns(self, outputs)
                     calls._batches.returned(outputs)
@@ -245,7 +230,7 @@ class ModelCalls:
                 key = self._note_kind(module, leaves, structure) if len(self._sizes) == 1 else None
                 self._note_given(module, leaves, key)
                 with suppress(Exception):  # nothing is said of batches
-                    self._batches.called(module, leaves, key, False, _line())
+                    self._batches.called(module, leaves, key, False, line_of_caller())
                     num_dims = 2 if size[1] else 3  # frames of sound, and the like
                     self._batches.is_table(next(one for one in leaves if getattr(one, "ndim", 0) == num_dims))
             except Exception as error:
@@ -273,15 +258,15 @@ class ModelCalls:
             if not self._error and not self._size_error:
                 if not self._is_model(module):
                     return self._note_frozen(module, args, named)
-                self._batches.called(module, tree_flatten((args, named))[0], None, True, _line())
+                self._batches.called(module, tree_flatten((args, named))[0], None, True, line_of_caller())
                 return True
         return False
 
     def _note_frozen(self, module: Module, args: Any, named: Any) -> bool:
         """A module that trains nothing, and of which no parameter gets gradients."""
         leaves, structure = tree_flatten((args, named))
-        if self._frozen.called(module, leaves, _line()):
-            shapes = [_meta(leaf) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
+        if self._frozen.called(module, leaves, line_of_caller()):
+            shapes = [without_data(leaf) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
             kind = copy_without_data(module), *tree_unflatten(shapes, structure)
             self._kinds_of_frozen[id(module)] = kind
         return id(module) in self._kinds_of_frozen
@@ -330,13 +315,13 @@ class ModelCalls:
     def _note_kind(self, module: Module, leaves: list[Any], structure: Any) -> Any:
         if id(module) not in self._copies:
             self._copies[id(module)] = copy_without_data(module)
-            self._held[id(module)] = [_Same(one) for one in _held_by(module)]
+            self._held[id(module)] = [_Same(one) for one in held_by(module)]
             self._fuses = self._fuses and _may_fuse_attention()
             self._note_unread_of(module)
-        shapes = [_meta(leaf) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
+        shapes = [without_data(leaf) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
         key = id(module), str(structure), tuple(map(_shape_text, shapes))
         self._times[key] = self._times.get(key, 0) + 1
-        self._lines.setdefault(key, _line())
+        self._lines.setdefault(key, line_of_caller())
         if self._is_model(module):
             self._type = self._type or _type_of(module)
             self._note_cast(module)
@@ -351,7 +336,7 @@ class ModelCalls:
         if len(self._sizes) < ALIKE:
             return []
         held = {one.number for one in self._held[key[0]] if one.is_there()}
-        found = [one for one in _held_by(kind[0]) if getattr(one, "copy_of", 0) in held]
+        found = [one for one in held_by(kind[0]) if getattr(one, "copy_of", 0) in held]
         given = [alike for of, *alike in self._given.values() if of == key]
         leaves = tree_leaves(kind[1:])
         for place, leaf in enumerate(leaves):
@@ -438,7 +423,7 @@ class ModelCalls:
         try:
             taken, parts_counted = self._graphs.parts_taken(), self._graphs.parts_counted()
             counted = {
-                key: _counted(
+                key: count_of(
                     *kind,
                     self._constant(key, kind),
                     self._fuses,
@@ -466,12 +451,12 @@ class ModelCalls:
         found: list[tuple[int, StackFrame | None]] = [(0, None)]
         for number, kind in self._kinds_of_frozen.items():
             with suppress(Exception):  # nothing is said of it
-                if _form(kind[0]) not in trained and self._frozen.part_again(number) >= SEEN_BEFORE:
-                    found.append((_counted(*kind, needs_gradient=False).flops, self._frozen.lines[number]))
+                if form_of(kind[0]) not in trained and self._frozen.part_again(number) >= SEEN_BEFORE:
+                    found.append((count_of(*kind, needs_gradient=False).flops, self._frozen.lines[number]))
         return max(found, key=lambda entry: entry[0])
 
     def _work_of(
-        self, kinds: dict[Any, tuple[Module, Any, Any]], counted: "dict[Any, _Count]"
+        self, kinds: dict[Any, tuple[Module, Any, Any]], counted: "dict[Any, Count]"
     ) -> dict[str, Any]:
         unread = self._never_updated()
         flops, num_bytes, again_bytes = 0, 0, 0
@@ -479,7 +464,7 @@ class ModelCalls:
         sums, tables = {name: Counter[StackFrame | None]() for name in names}, dict[int, Table]()
         loops, rows = list[OperatorLoop](), list[LineOfWork]()
         for key, kind in kinds.items():
-            one, times, line = counted.get(key) or _counted(*kind), self._times[key], self._lines[key]
+            one, times, line = counted.get(key) or count_of(*kind), self._times[key], self._lines[key]
             of_kind = {"again": one.again, "fp32": one.fp32}
             if key in counted and not _compiled_frames():  # which joins operators
                 loops += [] if (loop := one.by_line.loop()) is None else [loop.times(times)]
@@ -495,14 +480,14 @@ class ModelCalls:
                 within = [line]
             of_kind["fp64"] = Counter({max(within, key=one.fp64.__getitem__): one.fp64.total()})
             if _freeze(kind[0], unread):
-                of_kind["unread"] = Counter({line: one.flops - _counted(*kind, needs_gradient=False).flops})
+                of_kind["unread"] = Counter({line: one.flops - count_of(*kind, needs_gradient=False).flops})
             flops += times * (one.flops + one.again.total())
             num_bytes, again_bytes = num_bytes + times * one.num_bytes, again_bytes + times * one.again_bytes
             for name, by_line in of_kind.items():
                 sums[name].update({at or line: times * num for at, num in by_line.items()})
         of_bytes: dict[str, Any] = {"bytes": float(num_bytes), "again_bytes": float(again_bytes)}
         twice, twice_at = self._batches.again()
-        before, before_at = self._of_frozen({_form(copy) for copy, *_ in kinds.values()})
+        before, before_at = self._of_frozen({form_of(copy) for copy, *_ in kinds.values()})
         padding, columns = self._batches.padding()
         repeats, backwards_at = self._graphs.repeats()
         of_backward = sum(self._times[key] * (one.flops - one.forward[0]) for key, one in counted.items())
@@ -562,135 +547,6 @@ def _by_line(rows: list[LineOfWork]) -> list[LineOfWork]:
     return [*found.values()]
 
 
-# ---- a copy without data -----------------------------------------------------------------------------
-
-
-def copy_without_data(module: Module) -> Module:
-    """Same modules, with parameters and buffers on the meta device, and without hooks.
-
-    Wrappers are left out: what DDP and torch.compile wrap. Raises NotCountedError.
-    """
-    module = unwrapped(module)
-    if sum(1 for _ in module.modules()) > MOST_MODULES:
-        raise NotCountedError(f"the model has more than {MOST_MODULES:,} modules")
-    if any(type(inner).__name__ == "FullyShardedDataParallel" for inner in module.modules()):
-        raise NotCountedError("FSDP1 keeps parameters flat")
-    return _copied(module, {})
-
-
-def num_ranks_sharing(module: Module) -> int:
-    """Ranks that share the work of one model, by the meshes that its parameters lie on: those of a tensor
-    axis; where a mesh has no names, all of it where matrices are sharded though not by FSDP.
-
-    Raises NotCountedError where ranks share it otherwise, or may do so.
-    """
-    of_fsdp = {
-        id(parameter)
-        for inner in module.modules()
-        if _plain_class(type(inner)) is not type(inner)
-        for parameter in inner.parameters()
-    }
-    sizes: set[int] = set()
-    for name, parameter in module.named_parameters():
-        mesh = getattr(parameter, "device_mesh", None)
-        axes = getattr(mesh, "mesh_dim_names", None) or ()
-        for axis, size in zip(axes, getattr(mesh, "shape", ()), strict=False):
-            if axis.startswith(REFUSED_AXES):
-                raise NotCountedError(f"ranks of the axis {axis} share the work of one model")
-            if axis.startswith(TENSOR_AXES):
-                sizes.add(size)
-        if mesh is None or axes or id(parameter) in of_fsdp:
-            continue
-        if any(not placement.is_replicate() for placement in getattr(parameter, "placements", ())):
-            if parameter.dim() > 2 or mesh.ndim > 1:  # experts, which get tokens of their own
-                raise NotCountedError(
-                    f"{name} is sharded over a mesh without names: ranks may share the work of one model"
-                )
-            sizes.add(mesh.size())
-    if len(sizes) > 1:
-        raise NotCountedError("different numbers of ranks share the work of parts of the model")
-    return sizes.pop() if sizes else 1
-
-
-def _copied(module: Module, known: dict[int, Any]) -> Module:
-    if id(module) in known:
-        found: Module = known[id(module)]
-        return found
-    made: Module = object.__new__(_plain_class(type(module)))
-    known[id(module)] = made
-    state = dict(module.__dict__)
-    for name, value in state.items():
-        if name in ("_parameters", "_buffers"):
-            state[name] = {key: _copied_tensor(tensor, known) for key, tensor in value.items()}
-        elif name == "_modules":
-            state[name] = {key: None if one is None else _copied(one, known) for key, one in value.items()}
-        elif name.endswith(("_hooks", "_hooks_with_kwargs", "_hooks_always_called")) and isinstance(
-            value, dict
-        ):
-            state[name] = type(value)()
-        elif isinstance(value, Module):
-            state[name] = _copied(value, known)
-        elif isinstance(value, (torch.Tensor, list, tuple, dict)):
-            state[name] = tree_map(
-                lambda leaf: (
-                    _copied_tensor(leaf, known)
-                    if isinstance(leaf, torch.Tensor)
-                    else _copied(leaf, known)
-                    if isinstance(leaf, Module)
-                    else leaf
-                ),
-                value,
-            )
-        elif getattr(value, "__self__", None) is module and hasattr(value, "__func__"):
-            state[name] = value.__func__.__get__(made)
-    own = state.get("forward")
-    if own is not None and (
-        getattr(own, "__self__", None) is not made or hasattr(own.__func__, "__wrapped__")
-    ):
-        del state["forward"]  # a wrapper, of autocast or of checkpoints, which would call the model itself
-    made.__dict__.update(state)
-    return made
-
-
-def _plain_class(cls: type) -> type:
-    """fully_shard puts a class of its own before the program's."""
-    return cls.__mro__[2] if cls.__mro__[1].__name__ == "FSDPModule" else cls
-
-
-def _copied_tensor(tensor: torch.Tensor | None, known: dict[int, Any]) -> torch.Tensor | None:
-    if tensor is None:
-        return None
-    if id(tensor) not in known:
-        _refuse_sparse(tensor)
-        made = torch.empty(tensor.shape, dtype=tensor.dtype, device="meta")  # of a DTensor: the whole one
-        if isinstance(tensor, torch.nn.Parameter):
-            made = torch.nn.Parameter(made, requires_grad=tensor.requires_grad)
-        else:
-            _note_zeros(tensor, made)
-        made.copy_of = id(tensor)  # type: ignore[attr-defined]
-        known[id(tensor)] = made
-    found: torch.Tensor = known[id(tensor)]
-    return found
-
-
-def _meta(tensor: torch.Tensor) -> torch.Tensor:
-    """What a module was called with: shape and type. A gradient goes on where one would."""
-    _refuse_sparse(tensor)
-    made = torch.empty(tensor.shape, dtype=tensor.dtype, device="meta")
-    _note_zeros(tensor, made)
-    return made.requires_grad_(tensor.requires_grad)
-
-
-def _note_zeros(tensor: torch.Tensor, made: Any) -> None:
-    """Of a matrix how many entries are not zero, which stays on its device until the end. Of a plain tensor
-    alone, as in NeedlessBatches.is_table."""
-    is_matrix = tensor.dim() > 1 and min(tensor.shape[-2:]) >= LEAST_ROWS and tensor.is_floating_point()
-    is_matrix = is_matrix and tensor.numel() <= MOST_ENTRIES
-    devices = backend_of(tensor.device)
-    if is_matrix and type(tensor) is torch.Tensor and not (devices.is_device and devices.is_capturing()):
-        made.num_full = torch.count_nonzero(tensor)
-
-
 def _size(module: Module, leaves: Iterable[Any]) -> tuple[int, int, int]:
     """Rows of the first tensor that has some; its entries where it is a table of token numbers: integers, for
     a model with embeddings, but not with one for each column, as categories have; and all its entries."""
@@ -703,131 +559,10 @@ def _size(module: Module, leaves: Iterable[Any]) -> tuple[int, int, int]:
     return first.shape[0], first.numel() if 0 < num_tables < first.shape[1] else 0, first.numel()
 
 
-def _form(copy: Module) -> Any:
-    return type(copy), tuple(one.shape for one in copy.parameters())
-
-
-def _refuse_sparse(tensor: torch.Tensor) -> None:
-    if tensor.layout != torch.strided:
-        raise NotCountedError("a tensor of the model is sparse: its shape does not tell the FLOPs")
-
-
 def _shape_text(leaf: Any) -> str:
     if isinstance(leaf, torch.Tensor):
         return f"{tuple(leaf.shape)} {leaf.dtype}"
     return str(leaf) if isinstance(leaf, (bool, int, float, str)) else type(leaf).__name__
-
-
-# ---- the count ---------------------------------------------------------------------------------------
-
-
-class _Count(NamedTuple):
-    """FLOPs of a call, and by the lines that call what is done."""
-
-    flops: int
-    """Without what is done again."""
-    by_line: OperatorsByLine
-    again: Counter[StackFrame | None]
-    fp64: Counter[StackFrame | None]
-    """Of products in fp64; None: in the backward pass, or of modules that no line of the program calls."""
-    fp32: Counter[StackFrame | None]
-    """Forward, in fp32 where autocast is off."""
-    num_bytes: int
-    """That operators without FLOPs read and write; of these of what is done again."""
-    again_bytes: int
-    needless: NeedlessOperators
-    forward: tuple[int, int]
-    """FLOPs, and bytes of operators that have none."""
-
-
-def _counted(
-    model: Module,
-    args: Any,
-    named: Any,
-    constant: Iterable[torch.Tensor] = (),
-    fuses: bool = True,
-    taken: Mapping[int, float] = MappingProxyType({}),
-    needs_gradient: bool = True,
-    parts_counted: Mapping[torch.Size, float] = MappingProxyType({}),
-) -> _Count:
-    """Of a forward and a backward pass of a copy without data; a checkpointed module's second forward counts
-    apart. Raises NotCountedError, and whatever the model raises.
-
-    taken: by place among its outputs, the part of the entries that the loss takes. parts_counted: as of
-    NeedlessOperators."""
-    counter = FlopCounterMode(
-        display=False, custom_mapping={getattr(torch.ops.aten, "_grouped_mm", None): _grouped_mm}
-    )
-    by_line = OperatorsByLine(model, _counted.__code__)
-    watched = _Watched(NeedlessOperators(constant, fuses, parts_counted), by_line)
-    again = _Again(counter, watched)
-    states, handles = (random.getstate(), torch.get_rng_state()), again.watch(model)
-    constant = [*constant]
-    for one in (*constant, *tree_leaves((args, named))):  # what fills up in later steps is none
-        with suppress(Exception):  # of torch.func, whose count is none any more
-            one.part_full = float(one.num_full) / one.numel() or 1.0  # nothing but zeros: not filled yet
-    try:
-        quiet = torch.autograd.set_detect_anomaly(False)  # else it warns of values that a copy has not
-        with (
-            quiet,
-            torch.enable_grad(),
-            OneType(),
-            torch.device("meta"),
-            _without_autocast(watched),
-            watched,
-            counter,
-        ):
-            given = _tensors(model(*args, **named))
-            watched.needless.returned(given, taken)
-            outputs = [leaf for leaf in given if leaf.requires_grad]
-            again.is_backward = watched.is_backward = True
-            forward = int(counter.get_total_flops()), watched.num_bytes - watched.needless.bytes_left_out
-            if outputs:
-                torch.autograd.backward([output.real.float().sum() for output in outputs])
-            elif needs_gradient:
-                raise NotCountedError("no output of the model has a gradient")
-    finally:
-        random.setstate(states[0])
-        torch.set_rng_state(states[1])
-        for handle in handles:
-            handle.remove()
-    flops = int(counter.get_total_flops()) - again.flops.total()
-    needless = watched.needless
-    num_bytes = watched.num_bytes - needless.bytes_left_out
-    of_wide = watched.fp64, watched.fp32
-    of_bytes = num_bytes, again.num_bytes
-    return _Count(flops, by_line, again.flops, *of_wide, *of_bytes, needless, forward)
-
-
-@contextmanager
-def _without_autocast(watched: "_Watched") -> Iterator[None]:
-    """A copy needs no casts, and torch knows none on its device: contexts of autocast are only counted, those
-    of this thread."""
-    former = {name: vars(torch.autocast)[name] for name in ("__init__", "__enter__", "__exit__")}
-    counting = threading.get_ident()
-
-    def init(context: Any, device_type: str, *args: Any, **named: Any) -> None:
-        is_copy = device_type == "meta" and threading.get_ident() == counting
-        former["__init__"](context, "cpu" if is_copy else device_type, *args, **named)
-
-    def enter(context: Any) -> Any:
-        if threading.get_ident() != counting:
-            return former["__enter__"](context)
-        watched.num_off += not context._enabled
-        return context
-
-    def leave(context: Any, *error: Any) -> Any:
-        if threading.get_ident() != counting:
-            return former["__exit__"](context, *error)
-        watched.num_off -= not context._enabled
-
-    try:
-        for name, function in zip(former, (init, enter, leave), strict=True):
-            setattr(torch.autocast, name, function)
-        yield
-    finally:
-        for name, function in former.items():
-            setattr(torch.autocast, name, function)
 
 
 class _Same:
@@ -855,14 +590,6 @@ class _Same:
         return self
 
 
-def _held_by(module: Module) -> list[torch.Tensor]:
-    """Buffers and tensors, which are no parameters."""
-    of_modules = (
-        one for inner in module.modules() for one in (*inner._buffers.values(), *vars(inner).values())
-    )
-    return [one for one in of_modules if isinstance(one, torch.Tensor)]
-
-
 def _may_fuse_attention() -> bool:
     """Not where the program allows scaled_dot_product_attention its plain form alone."""
     of_cuda = torch.backends.cuda
@@ -881,145 +608,6 @@ def _freeze(model: Module, unread: Iterable[int]) -> bool:
     for one in found:
         one.requires_grad_(False)
     return bool(found)
-
-
-def _line() -> StackFrame | None:
-    """Of the program, that called; None where it is outside of a count."""
-    frame = program_frame(_counted.__code__)
-    return None if frame is None else line_of(frame)
-
-
-class _Again:
-    """FLOPs of modules that are called within a backward pass."""
-
-    def __init__(self, counter: FlopCounterMode, watched: "_Watched") -> None:
-        self._counter, self._watched = counter, watched
-        self.is_backward = False
-        self.flops = Counter[StackFrame | None]()
-        self.num_bytes = self._bytes_before = 0
-        self._lines: dict[int, StackFrame | None] = {}
-        """That call each module forward."""
-        self._depth = self._before = 0
-
-    def watch(self, model: Module) -> list[Any]:
-        handles: list[Any] = []
-        for module in model.modules():
-            handles.append(module.register_forward_pre_hook(self._enters))
-            handles.append(module.register_forward_hook(self._leaves, always_call=True))
-        return handles
-
-    def _enters(self, module: Module, *_: Any) -> None:
-        if not self.is_backward:
-            self._lines[id(module)] = _line()
-            return
-        if self._depth == 0:
-            self._before, self._bytes_before = int(self._counter.get_total_flops()), self._watched.num_bytes
-        self._depth += 1
-
-    def _leaves(self, module: Module, *_: Any) -> None:
-        if self._depth:
-            self._depth -= 1
-            if self._depth == 0:
-                num = int(self._counter.get_total_flops()) - self._before
-                self.flops[self._lines.get(id(module))] += num
-                self.num_bytes += self._watched.num_bytes - self._bytes_before
-
-
-class _Watched(TorchDispatchMode):
-    """Refuses what must not run, or would not be counted; routes tokens to experts evenly."""
-
-    def __init__(self, needless: NeedlessOperators, by_line: OperatorsByLine) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.needless, self._by_line = needless, by_line
-        self._without_data = WithoutData(needless.stands_for)
-        self._num_experts = 0
-        self._of_all: dict[int, torch.Tensor] = {}
-        """By id, sums, and answers to whether all of a mask holds, or its sum is a number. The model is told
-        that it does not: a mask that fills no row up is left out, and FLOPs stay the same."""
-        self.is_backward = False
-        self.num_bytes = 0
-        self.num_off = 0
-        """Contexts without autocast that the model is in."""
-        self.fp64, self.fp32 = Counter[StackFrame | None](), Counter[StackFrame | None]()
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        space, name = func.namespace, func._overloadpacket.__name__
-        if any(isinstance(leaf, torch.Tensor) and _is_real_parameter(leaf) for leaf in tree_leaves(args)):
-            raise NotCountedError("the forward pass uses parameters that its module does not hold")
-        if "c10d" in space:
-            raise NotCountedError("the model communicates in its forward pass")
-        args, kwargs = self._without_data(args, kwargs or {})
-        packet = func._overloadpacket
-        if packet not in flop_registry and name != "_grouped_mm":
-            if space not in KNOWN:
-                raise NotCountedError(f"the operator {space}::{name} has no formula")
-            # One without a kernel of its own is taken apart into others, which are counted.
-            is_whole = torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "Meta")
-            if is_whole and any(part in name for part in HEAVY) and "backward" not in name:
-                raise NotCountedError(f"the operator {space}::{name} has no formula")
-        if name == "topk" and args[0].dim():
-            self._num_experts = int(args[0].shape[-1])
-        if name == "nonzero" and args[0].is_meta:
-            return self._nonzero(args[0])
-        if name == "_local_scalar_dense" and id(args[0]) in self._of_all and args[0].dtype == torch.bool:
-            return False
-        result = func(*args, **kwargs)
-        if name in ("all", "sum") or (name == "eq" and id(args[0]) in self._of_all):
-            self._of_all[id(result)] = result
-        num_bytes = flops = 0
-        given = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
-        made = [leaf for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor)]
-        if packet in flop_registry:
-            flops = flop_registry[packet](*args, **kwargs, out_val=result)
-        elif not _is_view(func):
-            num_bytes = sum(tensor.numel() * tensor.element_size() for tensor in (*given, *made))
-            self.num_bytes += num_bytes
-        dtype = getattr(args[0], "dtype", None) if flops else None
-        is_off = self.num_off > 0 and not self.is_backward  # of what is computed again it is off, too
-        if dtype == torch.float64 or (dtype == torch.float32 and is_off):
-            by_line = self.fp64 if dtype == torch.float64 else self.fp32
-            by_line[None if self.is_backward else _line()] += flops
-        if self.is_backward:
-            self.needless.see_bytes(given, result, num_bytes, flops)
-            self._by_line.see_backward(flops, num_bytes)
-        else:
-            self.needless.see(func, args, given, result, (flops, num_bytes), _line)
-            part_masked = self.needless.part_masked(name, given, result)
-            self._by_line.see(func, given, made, (flops, num_bytes), part_masked)
-        return result
-
-    def _nonzero(self, mask: torch.Tensor) -> torch.Tensor:
-        """Of a mask over the choices of tokens: those of one expert; over the experts: all of them."""
-        if not self._num_experts:
-            raise NotCountedError("the model chooses by values")
-        num = mask.numel() if mask.numel() == self._num_experts else mask.numel() // self._num_experts
-        return torch.empty((num, mask.dim()), dtype=torch.int64, device="meta")
-
-
-def _is_view(func: Any) -> bool:
-    infos = [one.alias_info for one in func._schema.returns]
-    is_told = any(info is not None and not info.is_write for info in infos)
-    return is_told or func._overloadpacket is torch.ops.aten._unsafe_view
-
-
-def _is_real_parameter(tensor: torch.Tensor) -> bool:
-    """Of the model itself: nothing may run on it."""
-    return tensor.requires_grad and not tensor.is_meta
-
-
-def _grouped_mm(a_shape: Any, b_shape: Any, *_: Any, **__: Any) -> int:
-    """Of experts side by side: each row of the first meets the matrix of its own expert."""
-    rows, inner = (a_shape[-2], a_shape[-1]) if len(a_shape) == 2 else (a_shape[0] * a_shape[1], a_shape[2])
-    return int(2 * rows * inner * b_shape[-1])
-
-
-def _tensors(output: Any) -> list[torch.Tensor]:
-    """Of tuples and dicts, and of objects that hold some."""
-    leaves = tree_leaves(output)
-    for leaf in tuple(leaves):
-        if not isinstance(leaf, torch.Tensor) and hasattr(leaf, "__dict__"):
-            leaves += vars(leaf).values()
-    return [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
 
 
 def _type_of(module: Module) -> torch.dtype:

@@ -232,7 +232,7 @@ class NeedlessOperators:
         return {key: table for key, table in self._tables.items() if key not in self._used_otherwise}
 
     def returned(self, outputs: Iterable[torch.Tensor], taken: Mapping[int, float]) -> None:
-        """What the model gives is read. taken: as of _counted."""
+        """What the model gives is read. taken: as of count_of."""
         for place, one in enumerate(outputs):
             if (product := self._products_read.get(one.untyped_storage()._cdata)) is not None:
                 product.read(one, part=taken.get(place, 1.0))

@@ -20,14 +20,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.checkpoint import checkpoint
 
-from aorta.attach.flops import (
-    NO_CALL,
-    NO_OPTIMIZER,
-    UNLIKE,
-    ModelCalls,
-    _counted,
-    copy_without_data,
-)
+from aorta.attach.call_flops import count_of
+from aorta.attach.flops import NO_CALL, NO_OPTIMIZER, UNLIKE, ModelCalls
+from aorta.attach.meta_copies import copy_without_data
 from aorta.attach.needless_batches import NeedlessBatches, _is, held
 from aorta.attach.without_data import WithoutData
 from aorta.record.census import census
@@ -86,7 +81,7 @@ class Experts(nn.Module):
 
 def counted(model, *inputs):
     copy = copy_without_data(model)
-    return _counted(copy, tuple(torch.empty_like(each, device="meta") for each in inputs), {})[0]
+    return count_of(copy, tuple(torch.empty_like(each, device="meta") for each in inputs), {})[0]
 
 
 IDS = torch.zeros(B, S, dtype=torch.long)

@@ -1,0 +1,275 @@
+"""FLOPs of one call of a copy without data, forward and backward, under torch's own counter."""
+
+import random
+import threading
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+import torch
+from torch.nn import Module
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from torch.utils.flop_counter import FlopCounterMode, flop_registry
+
+from aorta.attach.layout_copies import line_of
+from aorta.attach.meta_copies import NotCountedError
+from aorta.attach.needless_operators import NeedlessOperators
+from aorta.attach.operators_by_line import OperatorsByLine
+from aorta.attach.without_data import OneType, WithoutData
+from aorta.records.libraries import program_frame
+from aorta.records.stacks import StackFrame
+
+KNOWN = ("aten", "prims", "prim", "profiler")
+HEAVY = ("mm", "conv", "attention", "rnn", "lstm", "gru")
+"""Parts of names of operators that have FLOPs worth counting."""
+
+
+class Count(NamedTuple):
+    """FLOPs of a call, and by the lines that call what is done."""
+
+    flops: int
+    """Without what is done again."""
+    by_line: OperatorsByLine
+    again: Counter[StackFrame | None]
+    fp64: Counter[StackFrame | None]
+    """Of products in fp64; None: in the backward pass, or of modules that no line of the program calls."""
+    fp32: Counter[StackFrame | None]
+    """Forward, in fp32 where autocast is off."""
+    num_bytes: int
+    """That operators without FLOPs read and write; of these of what is done again."""
+    again_bytes: int
+    needless: NeedlessOperators
+    forward: tuple[int, int]
+    """FLOPs, and bytes of operators that have none."""
+
+
+def count_of(
+    model: Module,
+    args: Any,
+    named: Any,
+    constant: Iterable[torch.Tensor] = (),
+    fuses: bool = True,
+    taken: Mapping[int, float] = MappingProxyType({}),
+    needs_gradient: bool = True,
+    parts_counted: Mapping[torch.Size, float] = MappingProxyType({}),
+) -> Count:
+    """Of a forward and a backward pass of a copy without data; a checkpointed module's second forward counts
+    apart. Raises NotCountedError, and whatever the model raises.
+
+    taken: by place among its outputs, the part of the entries that the loss takes. parts_counted: as of
+    NeedlessOperators."""
+    counter = FlopCounterMode(
+        display=False, custom_mapping={getattr(torch.ops.aten, "_grouped_mm", None): _grouped_mm}
+    )
+    by_line = OperatorsByLine(model, count_of.__code__)
+    watched = _Watched(NeedlessOperators(constant, fuses, parts_counted), by_line)
+    again = _Again(counter, watched)
+    states, handles = (random.getstate(), torch.get_rng_state()), again.watch(model)
+    constant = [*constant]
+    for one in (*constant, *tree_leaves((args, named))):  # what fills up in later steps is none
+        with suppress(Exception):  # of torch.func, whose count is none any more
+            one.part_full = float(one.num_full) / one.numel() or 1.0  # nothing but zeros: not filled yet
+    try:
+        quiet = torch.autograd.set_detect_anomaly(False)  # else it warns of values that a copy has not
+        with (
+            quiet,
+            torch.enable_grad(),
+            OneType(),
+            torch.device("meta"),
+            _without_autocast(watched),
+            watched,
+            counter,
+        ):
+            given = tensors_of(model(*args, **named))
+            watched.needless.returned(given, taken)
+            outputs = [leaf for leaf in given if leaf.requires_grad]
+            again.is_backward = watched.is_backward = True
+            forward = int(counter.get_total_flops()), watched.num_bytes - watched.needless.bytes_left_out
+            if outputs:
+                torch.autograd.backward([output.real.float().sum() for output in outputs])
+            elif needs_gradient:
+                raise NotCountedError("no output of the model has a gradient")
+    finally:
+        random.setstate(states[0])
+        torch.set_rng_state(states[1])
+        for handle in handles:
+            handle.remove()
+    flops = int(counter.get_total_flops()) - again.flops.total()
+    needless = watched.needless
+    num_bytes = watched.num_bytes - needless.bytes_left_out
+    of_wide = watched.fp64, watched.fp32
+    of_bytes = num_bytes, again.num_bytes
+    return Count(flops, by_line, again.flops, *of_wide, *of_bytes, needless, forward)
+
+
+@contextmanager
+def _without_autocast(watched: "_Watched") -> Iterator[None]:
+    """A copy needs no casts, and torch knows none on its device: contexts of autocast are only counted, those
+    of this thread."""
+    former = {name: vars(torch.autocast)[name] for name in ("__init__", "__enter__", "__exit__")}
+    counting = threading.get_ident()
+
+    def init(context: Any, device_type: str, *args: Any, **named: Any) -> None:
+        is_copy = device_type == "meta" and threading.get_ident() == counting
+        former["__init__"](context, "cpu" if is_copy else device_type, *args, **named)
+
+    def enter(context: Any) -> Any:
+        if threading.get_ident() != counting:
+            return former["__enter__"](context)
+        watched.num_off += not context._enabled
+        return context
+
+    def leave(context: Any, *error: Any) -> Any:
+        if threading.get_ident() != counting:
+            return former["__exit__"](context, *error)
+        watched.num_off -= not context._enabled
+
+    try:
+        for name, function in zip(former, (init, enter, leave), strict=True):
+            setattr(torch.autocast, name, function)
+        yield
+    finally:
+        for name, function in former.items():
+            setattr(torch.autocast, name, function)
+
+
+def line_of_caller() -> StackFrame | None:
+    """Of the program, that called; None where it is outside of a count."""
+    frame = program_frame(count_of.__code__)
+    return None if frame is None else line_of(frame)
+
+
+class _Again:
+    """FLOPs of modules that are called within a backward pass."""
+
+    def __init__(self, counter: FlopCounterMode, watched: "_Watched") -> None:
+        self._counter, self._watched = counter, watched
+        self.is_backward = False
+        self.flops = Counter[StackFrame | None]()
+        self.num_bytes = self._bytes_before = 0
+        self._lines: dict[int, StackFrame | None] = {}
+        """That call each module forward."""
+        self._depth = self._before = 0
+
+    def watch(self, model: Module) -> list[Any]:
+        handles: list[Any] = []
+        for module in model.modules():
+            handles.append(module.register_forward_pre_hook(self._enters))
+            handles.append(module.register_forward_hook(self._leaves, always_call=True))
+        return handles
+
+    def _enters(self, module: Module, *_: Any) -> None:
+        if not self.is_backward:
+            self._lines[id(module)] = line_of_caller()
+            return
+        if self._depth == 0:
+            self._before, self._bytes_before = int(self._counter.get_total_flops()), self._watched.num_bytes
+        self._depth += 1
+
+    def _leaves(self, module: Module, *_: Any) -> None:
+        if self._depth:
+            self._depth -= 1
+            if self._depth == 0:
+                num = int(self._counter.get_total_flops()) - self._before
+                self.flops[self._lines.get(id(module))] += num
+                self.num_bytes += self._watched.num_bytes - self._bytes_before
+
+
+class _Watched(TorchDispatchMode):
+    """Refuses what must not run, or would not be counted; routes tokens to experts evenly."""
+
+    def __init__(self, needless: NeedlessOperators, by_line: OperatorsByLine) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.needless, self._by_line = needless, by_line
+        self._without_data = WithoutData(needless.stands_for)
+        self._num_experts = 0
+        self._of_all: dict[int, torch.Tensor] = {}
+        """By id, sums, and answers to whether all of a mask holds, or its sum is a number. The model is told
+        that it does not: a mask that fills no row up is left out, and FLOPs stay the same."""
+        self.is_backward = False
+        self.num_bytes = 0
+        self.num_off = 0
+        """Contexts without autocast that the model is in."""
+        self.fp64, self.fp32 = Counter[StackFrame | None](), Counter[StackFrame | None]()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        space, name = func.namespace, func._overloadpacket.__name__
+        if any(isinstance(leaf, torch.Tensor) and _is_real_parameter(leaf) for leaf in tree_leaves(args)):
+            raise NotCountedError("the forward pass uses parameters that its module does not hold")
+        if "c10d" in space:
+            raise NotCountedError("the model communicates in its forward pass")
+        args, kwargs = self._without_data(args, kwargs or {})
+        packet = func._overloadpacket
+        if packet not in flop_registry and name != "_grouped_mm":
+            if space not in KNOWN:
+                raise NotCountedError(f"the operator {space}::{name} has no formula")
+            # One without a kernel of its own is taken apart into others, which are counted.
+            is_whole = torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "Meta")
+            if is_whole and any(part in name for part in HEAVY) and "backward" not in name:
+                raise NotCountedError(f"the operator {space}::{name} has no formula")
+        if name == "topk" and args[0].dim():
+            self._num_experts = int(args[0].shape[-1])
+        if name == "nonzero" and args[0].is_meta:
+            return self._nonzero(args[0])
+        if name == "_local_scalar_dense" and id(args[0]) in self._of_all and args[0].dtype == torch.bool:
+            return False
+        result = func(*args, **kwargs)
+        if name in ("all", "sum") or (name == "eq" and id(args[0]) in self._of_all):
+            self._of_all[id(result)] = result
+        num_bytes = flops = 0
+        given = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
+        made = [leaf for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor)]
+        if packet in flop_registry:
+            flops = flop_registry[packet](*args, **kwargs, out_val=result)
+        elif not _is_view(func):
+            num_bytes = sum(tensor.numel() * tensor.element_size() for tensor in (*given, *made))
+            self.num_bytes += num_bytes
+        dtype = getattr(args[0], "dtype", None) if flops else None
+        is_off = self.num_off > 0 and not self.is_backward  # of what is computed again it is off, too
+        if dtype == torch.float64 or (dtype == torch.float32 and is_off):
+            by_line = self.fp64 if dtype == torch.float64 else self.fp32
+            by_line[None if self.is_backward else line_of_caller()] += flops
+        if self.is_backward:
+            self.needless.see_bytes(given, result, num_bytes, flops)
+            self._by_line.see_backward(flops, num_bytes)
+        else:
+            self.needless.see(func, args, given, result, (flops, num_bytes), line_of_caller)
+            part_masked = self.needless.part_masked(name, given, result)
+            self._by_line.see(func, given, made, (flops, num_bytes), part_masked)
+        return result
+
+    def _nonzero(self, mask: torch.Tensor) -> torch.Tensor:
+        """Of a mask over the choices of tokens: those of one expert; over the experts: all of them."""
+        if not self._num_experts:
+            raise NotCountedError("the model chooses by values")
+        num = mask.numel() if mask.numel() == self._num_experts else mask.numel() // self._num_experts
+        return torch.empty((num, mask.dim()), dtype=torch.int64, device="meta")
+
+
+def _is_view(func: Any) -> bool:
+    infos = [one.alias_info for one in func._schema.returns]
+    is_told = any(info is not None and not info.is_write for info in infos)
+    return is_told or func._overloadpacket is torch.ops.aten._unsafe_view
+
+
+def _is_real_parameter(tensor: torch.Tensor) -> bool:
+    """Of the model itself: nothing may run on it."""
+    return tensor.requires_grad and not tensor.is_meta
+
+
+def _grouped_mm(a_shape: Any, b_shape: Any, *_: Any, **__: Any) -> int:
+    """Of experts side by side: each row of the first meets the matrix of its own expert."""
+    rows, inner = (a_shape[-2], a_shape[-1]) if len(a_shape) == 2 else (a_shape[0] * a_shape[1], a_shape[2])
+    return int(2 * rows * inner * b_shape[-1])
+
+
+def tensors_of(output: Any) -> list[torch.Tensor]:
+    """Of tuples and dicts, and of objects that hold some."""
+    leaves = tree_leaves(output)
+    for leaf in tuple(leaves):
+        if not isinstance(leaf, torch.Tensor) and hasattr(leaf, "__dict__"):
+            leaves += vars(leaf).values()
+    return [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
