@@ -134,28 +134,29 @@ def exposed_intervals(timeline: Timeline) -> Intervals:
 
 def window_fields(timeline: Timeline) -> dict[str, Any]:
     """Fields of a step's record that the spans of its window give."""
+    named = named_unions(timeline)
     return {
-        "streams": stream_uses(timeline),
+        "streams": stream_uses(timeline, named),
         "overlap": overlap(timeline),
-        "active_segments": active_segments(timeline),
+        "active_segments": active_segments(timeline, named),
     }
 
 
-def stream_uses(timeline: Timeline) -> dict[str, StreamUse]:
-    """Busy time of the device by kind of work, under the names of STREAM_NAMES."""
-    named = named_unions(timeline)
-    named["aux"] = union(concat(named["aux"], named.pop(COPY)))
+def stream_uses(timeline: Timeline, named: dict[str, Intervals] | None = None) -> dict[str, StreamUse]:
+    """Busy time of the device by kind of work, under the names of STREAM_NAMES. named: of named_unions."""
+    named = named_unions(timeline) if named is None else named
     uses = {}
     for name in STREAM_NAMES:
-        busy_ms = length_ms(named[name])
+        spans = union(concat(named[name], named[COPY])) if name == "aux" else named[name]
+        busy_ms = length_ms(spans)
         share = busy_ms / timeline.span_ms if timeline.span_ms > 0 else None
         uses[name] = StreamUse(busy_ms=busy_ms, utilization=share)
     return uses
 
 
-def active_segments(timeline: Timeline) -> list[Segment]:
+def active_segments(timeline: Timeline, named: dict[str, Intervals] | None = None) -> list[Segment]:
     """Stretches of the window with something active, in order; unions() is the inverse."""
-    named = named_unions(timeline)
+    named = named_unions(timeline) if named is None else named
     sets = [named[name] for name in SEGMENT_NAMES]
     edges = distinct(concat(*sets))
     if len(edges) == 0:
