@@ -3,7 +3,6 @@
 import random
 
 from aorta.records.schema import CollectiveRecord, DeviceRecord, HostSpan, MemoryRecord
-from aorta.timeline.overlap import active_segments, overlap, stream_uses
 from aorta.timeline.types import Kind, Span, Timeline
 from aorta.why.causes.rank import found_causes
 from tests.records.run_folders import run_record, step_record, write_run
@@ -81,9 +80,6 @@ def line(host, rank, step, origin_ns, first_seq, source="host", **changes):
         for i, (op, start, end, size, is_async, module, lead) in enumerate(host.calls)
     ]
     fields = dict(
-        streams=stream_uses(timeline),
-        overlap=overlap(timeline),
-        active_segments=active_segments(timeline),
         collectives=calls,
         num_collectives=len(calls),
         host_spans=host.host,
