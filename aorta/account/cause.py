@@ -16,7 +16,6 @@ CauseKind = Literal[
     "synchronisation",  # the host waits for the device, and the device then for the host
     "data_loading",  # the next batch is not there yet
     "bubble",  # a pipeline stage has no micro-batch
-    "contention",  # kernels are slower beside communication than alone
     "copy",  # copies that nothing hides
     "clock",  # the device runs below its clock
     "memory",  # the allocator had to free its cache, or memory is near its limit

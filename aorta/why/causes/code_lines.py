@@ -39,7 +39,6 @@ NO_LINE = {
     "clock",
     "imbalance",
     "bubble",
-    "contention",
     "starved",
     "device_to_device",
     "anomaly",

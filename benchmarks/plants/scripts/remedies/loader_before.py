@@ -1,6 +1,6 @@
 """
 cause: data_loading
-told: move work out of (.*loader_before.py:\d+|__getitem__)
+told: make each batch cheaper.*loader_before.py:\d+|move work out of __getitem__
 ranks: 2
 """
 

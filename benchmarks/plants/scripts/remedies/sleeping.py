@@ -1,6 +1,6 @@
 """
 cause: pause
-told: move what .*sleeping.py:\d+ waits for to another thread or process
+told: do what .*sleeping.py:\d+ does in another thread or process
 """
 
 import threading  # noqa: F401

@@ -1,6 +1,6 @@
 """
 cause: small_units|no_prefetch|transfer
-told: give several of them to one unit|fewer, larger units
+told: give several of them to one unit|in force. fewer, larger units
 ranks: 2
 """
 

@@ -1,6 +1,6 @@
 """
 cause: small_units|no_prefetch|transfer
-told: give several of them to one unit at units.py:\d+
+told: give several of them to one unit.*units.py:\d+
 ranks: 2
 """
 
