@@ -214,8 +214,10 @@ class _Watched(TorchDispatchMode):
             self._num_experts = int(args[0].shape[-1])
         if name == "nonzero" and args[0].is_meta:
             return self._nonzero(args[0])
-        if name == "_local_scalar_dense" and id(args[0]) in self._of_all and args[0].dtype == torch.bool:
-            return False
+        if name == "_local_scalar_dense" and args[0].is_meta:
+            if id(args[0]) in self._of_all and args[0].dtype == torch.bool:
+                return False
+            raise NotCountedError("the forward pass reads values of tensors on the host")
         result = func(*args, **kwargs)
         if name in ("all", "sum") or (name == "eq" and id(args[0]) in self._of_all):
             self._of_all[id(result)] = result

@@ -15,6 +15,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from itertools import pairwise
+from traceback import walk_tb
 from typing import Any
 from weakref import ref
 
@@ -37,6 +38,7 @@ from aorta.attach.meta_copies import (
 )
 from aorta.attach.needless_batches import FrozenModules, NeedlessBatches
 from aorta.attach.needless_operators import Table
+from aorta.records.libraries import OWN, PYTHON, library_of
 from aorta.records.schema import (
     NO_CALL,
     NO_OPTIMIZER,
@@ -516,6 +518,7 @@ class ModelCalls:
             "backwards_at": backwards_at,
             "padding": padding,
             "padding_columns": columns,
+            "scores_num": max((one.needless.scores_num for one in counted.values()), default=0),
             "lines": sorted(_by_line(rows), key=lambda row: -row.bytes)[:MOST_LINES],
             "loop": max(loops, key=lambda loop: loop.all_operators, default=None),
         }
@@ -639,7 +642,13 @@ def _compiled_frames() -> int:
 
 
 def _text_of(error: Exception) -> str:
+    """Not in torch's words, which speak of a device that the program does not know of."""
+    went_through = [
+        StackFrame(frame.f_code.co_filename, line, frame.f_code.co_qualname, True)
+        for frame, line in walk_tb(error.__traceback__)
+        if library_of(frame.f_code.co_filename) not in ("torch", OWN, PYTHON)
+    ]
+    at = f" (at {went_through[-1].text})" if went_through else ""
     if isinstance(error, NotCountedError):
-        return str(error)
-    first = (str(error).splitlines() or [""])[0][:160]
-    return f"the model does not run without data: {type(error).__name__}: {first}"
+        return f"{error}{at}"
+    return f"the model does not run without data: {type(error).__name__}{at}"

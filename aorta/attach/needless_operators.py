@@ -106,6 +106,7 @@ class NeedlessOperators:
         self._is_fused = is_fused
         self._products: set[Shape] = set()
         self._softmax: dict[Shape, StackFrame | None] = {}
+        self._num_softmax = Counter[Shape]()
         self._scores: dict[Shape, StackFrame | None] = {}
         self._fused: set[Shape] = set()
         self._bytes, self._of_products = Counter[Shape](), Counter[Shape]()
@@ -172,12 +173,11 @@ class NeedlessOperators:
         for shape in map(_shape, given):
             if name in OF_BATCHES and shape in self._softmax:
                 self._scores.setdefault(shape, self._softmax[shape])
-            elif name in OF_SCORES and shape in self._products:
-                self._softmax.setdefault(shape, at)
             elif name == OF_FUSED_SCORES and self._is_fused:
                 self._fused.add(shape)
-            elif name == OF_FUSED_SCORES:
+            elif name == OF_FUSED_SCORES or (name in OF_SCORES and shape in self._products):
                 self._softmax.setdefault(shape, at)
+                self._num_softmax[shape] += 1
         if name in OF_BATCHES:
             self._products |= {_shape(one) for one in _tensors(result)}
         if any(work):
@@ -220,6 +220,11 @@ class NeedlessOperators:
         for shape, line in self._scores.items():
             by_line[line] += self._bytes[shape] + self._of_products[shape]
         return by_line
+
+    @property
+    def scores_num(self) -> int:
+        """Times that weights are made of such scores."""
+        return sum(self._num_softmax[shape] for shape in self._scores)
 
     @property
     def bytes_left_out(self) -> int:

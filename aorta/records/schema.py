@@ -527,6 +527,8 @@ class WorkOfStep(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     scores_bytes: float = 0.0
     """For scores of attention, which a fused kernel keeps to itself: by its two products as well."""
     scores_at: StackFrame | None = None
+    scores_num: int = 0
+    """Layers of the model that has most of them: times that one call makes weights of such scores."""
     one_hot: float = 0.0
     """Of `flops`, and of `bytes`: products with rows of one 1, which look rows of a matrix up."""
     one_hot_bytes: float = 0.0

@@ -200,13 +200,24 @@ class Communicates(nn.Linear):
         return torch.ops._c10d_functional.all_reduce(x, "sum", "0")
 
 
+class KnowsShapes(nn.Linear):
+    def forward(self, x):
+        if x.is_meta:
+            raise ValueError("Tensor on device meta is not on the expected device!")
+        return super().forward(x)
+
+
 @pytest.mark.parametrize(
     ("model", "reason"),
     [
-        (ReadsValues(4, 4), "the model does not run without data: RuntimeError: Tensor.item"),
+        (
+            ReadsValues(4, 4),
+            "the forward pass reads values of tensors on the host (at ReadsValues.forward(), ",
+        ),
         (TakesSparse(4, 4), "a tensor of the model is sparse"),
         (UsesAnother(4, 4), "the forward pass uses parameters that its module does not hold"),
         (Communicates(4, 4), "the model communicates in its forward pass"),
+        (KnowsShapes(4, 4), "the model does not run without data: ValueError (at KnowsShapes.forward(), "),
     ],
 )
 def test_what_cannot_be_counted_is_refused_with_a_reason(model, reason):
@@ -551,7 +562,20 @@ def test_scores_of_attention_that_pass_through_memory(form):
     entries = B * HEADS * S * S
     found = {"softmax": 11, "fused, not allowed": 11}.get(form, 0)
     assert work.scores_bytes == 4 * entries * found
-    assert (work.scores_at is not None) == (found > 0)
+    assert (work.scores_at is not None, work.scores_num) == ((found > 0), int(found > 0))
+
+
+class Layers(nn.ModuleList):
+    def forward(self, x):
+        for layer in self:
+            x = layer(x).transpose(1, 2).reshape(B, S, D)
+        return x
+
+
+def test_layers_whose_attention_is_not_fused_are_counted():
+    forms, x = ["softmax", "fused", "softmax", "softmax"], torch.zeros(B, S, D)
+    model = Layers(map(Attention, forms))
+    assert worked(model, torch.optim.SGD(model.parameters(), 0.1), lambda: model(x)).scores_num == 3
 
 
 class Graph(nn.Module):

@@ -10,7 +10,7 @@ from aorta.account.cause import Cause, CodeLine
 from aorta.account.judge.alike import is_window
 from aorta.account.judge.answer import loss_texts, losses
 from aorta.account.judge.cells import CELLS, LARGE_SHARE, Account, account_of
-from aorta.account.judge.kernels import kernels_by_class
+from aorta.account.judge.kernels import kernels_by_class, kernels_by_name
 from aorta.account.judge.outside import OUTSIDE_WORDS
 from aorta.account.judge.phases import evaluation_text, largest_beside_the_model, largest_text, phases_of
 from aorta.account.judge.profiles import DOING_WORDS, busiest, line_text, told_differences
@@ -21,6 +21,7 @@ from aorta.account.numbers import byte_text, counted, number, percent, quantity
 from aorta.records.stacks import StackFrame
 from aorta.timeline.statistics import MIN_STEPS
 from aorta.timeline.types import TRACE_SOURCES
+from aorta.traces.classify import kernel_class
 from aorta.why.causes.finding import CauseFinding
 from aorta.why.causes.program import program_of
 
@@ -28,6 +29,12 @@ LARGE_LOSS = 0.15
 """Part of the step, from which on a cell is no small loss, though no cause takes it."""
 FEWEST_STEPS = 3
 """Of a run that are judged: one of two may be any step, and what is between them as well."""
+THROUGH_MEMORY = ("elementwise", "copy")
+"""Classes of kernels that take as long as their bytes, and of which fewer do where operators are joined."""
+LARGE_THROUGH_MEMORY = 0.3
+"""Part of the step, from which on these are worth a sentence, though no cause takes them."""
+MANY_SOFTMAX = 8
+"""Kernels of a step, in both passes: a loss has fewer."""
 WORTH_NOTING = 0.02
 """Part of the step, from which on what no cause explains is said."""
 LEAST_NAMED = 0.005
@@ -169,6 +176,37 @@ def _too_few(account: Account) -> str:
     return f": {counted(num, 'judged step')} are too few to tell it from chance" if num < MIN_STEPS else ""
 
 
+def _through_memory_text(dataset: Dataset, account: Account) -> str:
+    """What kernels take that memory bounds, and where they are; '' of little."""
+    rows = [row for row in kernels_by_class(dataset) if row.name in THROUGH_MEMORY]
+    ms = sum(row.time_ms for row in rows)
+    if not ms >= LARGE_THROUGH_MEMORY * account.mean_step_ms > 0:
+        return ""
+    record = dataset.first.record
+    lines = [] if record is None or record.work is None else record.work.lines
+    parts = [f"{row.name} {number(row.time_ms)}" for row in rows]
+    named = [row.title for row in kernels_by_name(dataset) if kernel_class(row.name) in THROUGH_MEMORY]
+    parts += [f"the longest is {name}" for name in named[:1]]
+    where = "which lines they are of was not counted; a trace of torch.profiler with stacks tells it"
+    softmax = sum(row.count for row in kernels_by_name(dataset) if "softmax" in row.name.lower())
+    is_fused = any(row.name == "attention" for row in kernels_by_class(dataset))
+    if softmax >= MANY_SOFTMAX and not is_fused and not lines:
+        where += (
+            f"; softmax runs {softmax:,.0f} times a step and no kernel of fused attention does, so that"
+            " attention may be computed eagerly (instead: scaled_dot_product_attention; of transformers'"
+            ' models attn_implementation="sdpa")'
+        )
+    if lines:
+        most = max(lines, key=lambda line: line.bytes)
+        where = f"of the model's lines {most.at.text} moves most, counted on a copy without data"
+    joins = "" if "compile" in program_of(record)[0] else "; torch.compile joins those of one function"
+    share = percent(ms / account.mean_step_ms)
+    return (
+        f" Kernels that memory bounds take {quantity(ms, 'ms')} of the step, {share} ({', '.join(parts)}):"
+        f" {where}{joins}."
+    )
+
+
 def nothing_text(dataset: Dataset, causes: Causes) -> str:
     """That nothing is worth changing, or none can be told, with what the step does reach, as far as known."""
     account = account_of(dataset.first)
@@ -177,11 +215,12 @@ def nothing_text(dataset: Dataset, causes: Causes) -> str:
     is_lossy = any((loss.share or 0.0) >= LARGE_LOSS for loss in losses(dataset))
     phase = largest_beside_the_model(dataset.first)
     is_large_phase = phase is not None and phase.share >= LARGE_LOSS
+    through_memory = _through_memory_text(dataset, account)
     are_few = account.step_ms.shape[1] < FEWEST_STEPS and dataset.source not in TRACE_SOURCES
     is_nothing = (
         account.is_measured
         and not are_few
-        and not (causes.cannot_tell or is_large or is_lossy or is_large_phase)
+        and not (causes.cannot_tell or is_large or is_lossy or is_large_phase or through_memory)
     )
     text = NOTHING if is_nothing else "No cause is named."
     lost = "; ".join(loss_texts(dataset, "the trace" if is_window(dataset) else "a step")).removesuffix(".")
@@ -193,6 +232,7 @@ def nothing_text(dataset: Dataset, causes: Causes) -> str:
             f" {quantity(account.mean_ms(largest), 'ms')} of the step, {percent(account.share(largest))}:"
             f" {CELLS[largest].meaning}. {_reason_text(largest, dataset, account)}"
         )
+    text += through_memory
     # The largest one of all has a sentence of its own (notes).
     if phase is not None and is_large_phase and phase.ms < max(row.ms for row in phases_of(dataset.first)):
         share = percent(phase.share)

@@ -32,6 +32,7 @@ STEPS = 33
 LONG_MS = 90.0
 KERNELS = {"source": "kernels"}
 MEMORY = sampled()["memory"]
+LINE = StackFrame("train.py", 5, "Model.forward", True)
 
 
 def named(folder, make, steps=STEPS, run=None):
@@ -282,6 +283,33 @@ def test_what_a_program_is_made_of_is_a_fact_of_its_account(tmp_path):
     )
     assert "The host bounds the step: 150 kernels" in text
     assert "torch.compile launches less" in text
+
+
+MOVES = LineOfWork(at=LINE, operators=20, flops=0.0, bytes=9e9, forward_flops=0.0, forward_bytes=3e9,
+                   handed_bytes=0.0)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("copies_ms", "lines", "told"),
+    [
+        (1.0, [], r"Nothing worth changing: "),  # 11 of 40 ms
+        (5.0, [], r"No cause is named\. .*Kernels .* 15\.0 ms of the step, 3[78] % .* was not counted;"),
+        (
+            5.0,
+            [MOVES],
+            r"No cause is named\. .* of the model's lines Model\.forward\(\), train\.py:5 moves most",
+        ),
+    ],
+)
+def test_nothing_is_worth_changing_only_where_little_passes_through_memory(tmp_path, copies_ms, lines, told):
+    kernels = KernelSums(num_kernels=80, classes={"elementwise": (10.0, 40), "copy": (copies_ms, 40)})
+
+    def make(rank, step, noise):
+        return Host().work(39.5 * noise.gauss(1, 0.01)).comm(0.5), used(45.0) | {"kernels": kernels}
+
+    folder = run_of(tmp_path / "run", make, run_record(2, work=WorkOfStep(lines=lines)), steps=STEPS)
+    single = dataset("a", [judge(load_run(folder, "a"), 1)])
+    assert re.match(told, nothing_text(single, found_causes(single.first)))
 
 
 def reads_values(num, kernels):
@@ -556,9 +584,6 @@ def needless(kernels, work=None, peak=None, classes=None):
     return [
         (finding.facts["op"], pytest.approx(finding.mean_ms)) for finding in needless_work(judged, account)
     ]
-
-
-LINE = StackFrame("train.py", 5, "Model.forward", True)
 
 
 def test_no_sentence_of_one_needless_work_is_said_of_another():

@@ -17,7 +17,7 @@ from aorta.account.load.measures import memory_limit_bytes
 from aorta.account.load.rank.kernels import NAME_COUNT, NAME_TIME, TIME
 from aorta.account.metrics import of_operation, operations
 from aorta.account.model import Run
-from aorta.account.numbers import percent
+from aorta.account.numbers import counted, percent
 from aorta.account.rows import positive
 from aorta.hardware import hardware_name_of, load_hardware
 from aorta.records.schema import LineOfWork, WorkOfStep
@@ -84,7 +84,7 @@ SPARE = 0.5
 KINDS = {
     "again": "activations computed again",
     "unread": "gradients that nobody reads",
-    "scores": "attention that is not fused",
+    "scores": "attention computed eagerly",
     "one_hot": "a matrix product with one-hot rows",
     "zeros": "products with a matrix of zeros",
     "masked": "rows that are computed and then multiplied by zero",
@@ -273,6 +273,8 @@ def _counted(judged: Run, account: Account, work: WorkOfStep) -> Iterator[CauseF
     for op, what in KINDS.items():
         if op == "unused" and work.ignored:
             what = "products at positions whose targets the loss ignores"
+        if op == "scores" and work.scores_num:
+            what = f"{what} in {counted(work.scores_num, 'layer')}"
         flops, num_bytes = (float(getattr(work, name, 0.0)) for name in (op, f"{op}_bytes"))
         part = flops / work.flops
         if op == "again" and account.on_device and (used is None or used[0] >= SPARE * used[1]):
