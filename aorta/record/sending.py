@@ -56,10 +56,11 @@ logger = logging.getLogger(__name__)
 
 Listener = Callable[[StepRecord], None]
 POLL_S = 0.05
-"""Interval between two polls; each takes the interpreter lock from the training loop for a moment."""
-KERNELS_POLL_S = 0.5
-"""Interval between two polls where kernel records time the steps: the driver returns buffers every few steps,
-and their ring holds those of half a second in any program."""
+"""Interval between two polls where events time the steps, which are asked for and used again."""
+RARE_POLL_S = 0.5
+"""Interval where the host's clock or kernel records do. Each poll takes the interpreter lock from the training
+loop, and keeps it while other jobs have the core. The driver returns buffers every few steps, and their ring
+holds those of half a second in any program."""
 MANY_RECORDS = 1 << 16
 """Records in one poll from which on the next poll comes as soon as for events."""
 LAST_KERNELS_S = 1.0
@@ -156,8 +157,9 @@ class SendingThread:
                 if self._beat is not None:
                     self._beat()
                 if not closing:
-                    is_rare = self._kernels.records is not None and num_records < MANY_RECORDS
-                    self._awake.wait(KERNELS_POLL_S if is_rare else POLL_S)
+                    is_rare = self._device is None or self._kernels.records is not None
+                    is_rare = is_rare and num_records < MANY_RECORDS
+                    self._awake.wait(RARE_POLL_S if is_rare else POLL_S)
                 elif self._journal.closed:  # the device has not passed them yet
                     time.sleep(0.002)
                 else:
