@@ -3,13 +3,16 @@
 import math
 from typing import NamedTuple
 
+from aorta.account.load.rank.kernels import COUNT, GRAPH_NODES
 from aorta.account.model import Dataset, Run
-from aorta.account.numbers import quantity
+from aorta.account.numbers import number, quantity
 from aorta.account.rows import positive
 from aorta.records.schema import OverheadRecord
 from aorta.timeline.noise import NORMAL_95
 from aorta.timeline.statistics import MIN_STEPS
 
+LAUNCH_US = 0.8
+"""What CUPTI, once it was on, takes of a launch until the process ends, at most: docs/evidence.md."""
 VAGUE = 0.1
 """Upper end of a cost that may be nothing, above which its interval tells of the machine alone."""
 
@@ -74,7 +77,8 @@ def overhead_texts(dataset: Dataset) -> list[str]:
         overhead = None if judged.record is None else judged.record.overhead
         if overhead is not None and overhead.cost is not None and overhead.interval is not None:
             of_run = "this run" if len(dataset.runs) == 1 else judged.label
-            found.append(_cost_text(overhead, of_run) + _above_limit(overhead))
+            text = _cost_text(overhead, of_run) + _above_limit(overhead)
+            found.append(text + _of_launches(judged, overhead.limit))
     return found
 
 
@@ -111,6 +115,25 @@ def _above_limit(overhead: OverheadRecord) -> str:
     return (
         f". More than the limit of {100 * overhead.limit:.3g} % stays on in every step, recorded or not:"
         f" {_share(always_on, overhead.always_on_interval)}, {quantity(1e3 * ms, 'us')} a step"
+    )
+
+
+def _of_launches(judged: Run, limit: float | None) -> str:
+    """Say where CUPTI alone may cost more than the limit, in all steps: no clock of ours sees it.
+
+    A device that does not idle hides what a launch takes longer.
+    """
+    counts = [judged.mean_of(name) for name in judged.metrics if name.startswith(f"{COUNT}.")]
+    step_ms, idle_ms = judged.mean_of("step_ms"), judged.mean_of("idle_ms")
+    if not counts or not step_ms or idle_ms is None:
+        return ""
+    num = sum(count or 0.0 for count in counts) - (judged.mean_of(GRAPH_NODES) or 0.0)
+    most_ms = min(LAUNCH_US * num / 1e3, idle_ms)
+    if most_ms <= (limit or 0.01) * step_ms:
+        return ""
+    return (
+        f". CUPTI, which times the kernels, makes each launch of the run slower: by {number(most_ms)} ms"
+        f" a step at most, {100 * most_ms / step_ms:.2g} % ({num:.0f} launches; --kernels off is without it)"
     )
 
 

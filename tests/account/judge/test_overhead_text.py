@@ -15,9 +15,11 @@ UNKNOWN = OverheadRecord(
 )
 
 
-def texts(*overheads):
+def texts(*overheads, **means):
     runs = [
-        SimpleNamespace(record=SimpleNamespace(overhead=overhead), label=f"run {i}")
+        SimpleNamespace(
+            record=SimpleNamespace(overhead=overhead), label=f"run {i}", metrics=means, mean_of=means.get
+        )
         for i, overhead in enumerate(overheads)
     ]
     return overhead_texts(SimpleNamespace(runs=runs))
@@ -89,3 +91,29 @@ def test_each_run_of_several_has_its_own():
         "aorta cost 1.3 % [0.8, 1.8] of run 0",
         "aorta cost 1.3 % [0.8, 1.8] of run 2",
     ]
+
+
+GRU_LOOP = {"step_ms": 40.0, "idle_ms": 20.0, "kernel_count.gemm": 1500.0, "kernel_count.elementwise": 1000.0}
+
+
+def test_what_cupti_takes_of_launches_is_said_where_it_may_exceed_the_limit():
+    """2,500 launches of 0.8 us are 2 ms of 40."""
+    (text,) = texts(KNOWN, **GRU_LOOP)
+    assert text.endswith(
+        "slower: by 2.00 ms a step at most, 5 % (2500 launches; --kernels off is without it)"
+    )
+
+
+def test_it_is_at_most_what_the_device_idles():
+    (text,) = texts(KNOWN, **GRU_LOOP | {"idle_ms": 0.6})
+    assert text.endswith("by 0.600 ms a step at most, 1.5 % (2500 launches; --kernels off is without it)")
+    assert "CUPTI" not in texts(KNOWN, **GRU_LOOP | {"idle_ms": 0.3})[0]
+
+
+def test_nodes_of_graphs_are_not_launched():
+    """100 of the 2,500 are, 0.08 ms of 40."""
+    assert "CUPTI" not in texts(KNOWN, **GRU_LOOP | {"graph_nodes": 2400.0})[0]
+
+
+def test_runs_without_kernel_records_say_nothing_of_it():
+    assert "CUPTI" not in texts(KNOWN, step_ms=40.0, idle_ms=20.0)[0]
