@@ -58,9 +58,9 @@ Listener = Callable[[StepRecord], None]
 POLL_S = 0.05
 """Interval between two polls where events time the steps, which are asked for and used again."""
 RARE_POLL_S = 0.5
-"""Interval where the host's clock or kernel records do. Each poll takes the interpreter lock from the training
-loop, and keeps it while other jobs have the core. The driver returns buffers every few steps, and their ring
-holds those of half a second in any program."""
+"""Interval where the clock of the host or kernel records do. Each poll takes the interpreter lock from the
+training loop, and keeps it while other jobs have the core. The driver returns buffers every few steps, and
+their ring holds those of half a second in any program."""
 MANY_RECORDS = 1 << 16
 """Records in one poll from which on the next poll comes as soon as for events."""
 LAST_KERNELS_S = 1.0
