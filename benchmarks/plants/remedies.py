@@ -74,16 +74,16 @@ def remedies() -> dict[str, Remedy]:
     return found
 
 
-def told_of(folder: Path, cause: str) -> tuple[str, str]:
+def told_of(folder: Path, remedy: Remedy) -> tuple[str, str]:
     """Kind and remedy of the first cause of a run; without that of cores taken by this machine's other work,
-    where the program is not about it, or that idle beside the one thread of the program."""
+    or that idle beside the one thread of the program, where the program is not about it."""
     from plants.judge import why
 
     causes = [
         one
         for one in why(folder)["causes"]
-        if (one["kind"] != "core_taken" or "core_taken" in cause)
-        and not (one["kind"] == "compute" and "OMP_NUM_THREADS" in one["change"])
+        if (one["kind"] != "core_taken" or "core_taken" in remedy.cause)
+        and not ("OMP_NUM_THREADS" in one["change"] and "THREADS" not in remedy.told)
     ]
     first = causes[0] if causes else {"kind": "", "change": ""}
     return first["kind"], first["change"]
@@ -136,7 +136,7 @@ def _tried(remedy: Remedy, out: Path, repeats: int) -> dict[str, Any]:
             (program / "measured.py").write_text((PROGRAMS / "measured.py").read_text())
             folder = out / str(repeat) / variant / "run"
             took[variant].append(run(recorded(folder, launched(remedy.ranks, [str(script)])), remedy.name))
-            told[variant].append(told_of(folder, remedy.cause))
+            told[variant].append(told_of(folder, remedy))
     num_told, num_again = (
         sum(
             re.search(remedy.told, change) is not None and re.fullmatch(remedy.cause, kind) is not None

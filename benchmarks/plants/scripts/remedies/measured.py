@@ -4,19 +4,39 @@ import os
 import time
 
 import torch
+import torch.distributed as dist
 from torch import nn
 
 torch.set_float32_matmul_precision("high")
 
 
-def steps(num=60):
-    """Numbers of steps; prints what one takes, without the first quarter."""
+def place():
+    """The device of this process, whose ranks, if there are several, are connected. A CPU where there are no
+    GPUs."""
+    rank, has_gpu = int(os.environ.get("LOCAL_RANK", "0")), torch.cuda.is_available()
+    device = torch.device("cuda", rank) if has_gpu else torch.device("cpu")
+    if has_gpu:
+        torch.cuda.set_device(device)
+    if "RANK" in os.environ:
+        dist.init_process_group("nccl" if has_gpu else "gloo")
+    return device
+
+
+def steps(num=60, work=1):
+    """Numbers of steps; prints what one takes, without the first quarter. work: of a step, in those of the
+    program that it is compared with."""
     num = min(num, int(os.environ.get("PLANT_STEPS", num)))
     for step in range(num):
         if step == num // 4:
-            began_s = time.perf_counter()
+            began_s = now_s()
         yield step
-    print(f"{1e3 * (time.perf_counter() - began_s) / (num - num // 4):.2f} ms a step", flush=True)
+    print(f"{1e3 * (now_s() - began_s) / (num - num // 4) / work:.2f} ms a step", flush=True)
+
+
+def now_s():
+    if torch.cuda.is_initialized():
+        torch.cuda.synchronize()
+    return time.perf_counter()
 
 
 def network(width=512, layers=4, features=64, classes=10):
