@@ -21,6 +21,7 @@ MOST_FILES = 64
 SIBLINGS = "/sys/devices/system/cpu/cpu{}/topology/thread_siblings_list"
 FSDP_MODULE = "torch.distributed.fsdp._fully_shard._fsdp_param_group"
 FSDP1_MODULE = "torch.distributed.fsdp.fully_sharded_data_parallel"
+FSDP1_PREFETCHES = ("forward_prefetch", "backward_prefetch")
 LOADER_ARGUMENTS = ("num_workers", "batch_size", "pin_memory", "persistent_workers", "prefetch_factor")
 OPTIMIZER_ARGUMENTS = ("foreach", "fused", "capturable")
 DDP_ARGUMENTS = (
@@ -44,6 +45,7 @@ class ProgramNotes:
         """The iterator that gave the last batch."""
         self._modes: dict[str, Any] = {}
         self.optimizers: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._replicas: weakref.WeakSet[Any] = weakref.WeakSet()
 
     def loader_made(self, loader: Any) -> None:
         described = {name: getattr(loader, name, None) for name in LOADER_ARGUMENTS}
@@ -64,6 +66,7 @@ class ProgramNotes:
                 kept["num_epochs"] += iterator._num_yielded == 0
 
     def ddp_made(self, wrapper: Any) -> None:
+        self._replicas.add(wrapper)
         described = {name: getattr(wrapper, name, None) for name in DDP_ARGUMENTS}
         buffers = [*wrapper.module.buffers()]
         described |= {
@@ -97,6 +100,7 @@ class ProgramNotes:
         described = {
             "kind": type(wrapper).__name__,
             "sharding_strategy": getattr(wrapper.sharding_strategy, "name", None),
+            "prefetches": all(getattr(wrapper, name, None) for name in FSDP1_PREFETCHES),
             "reduce_dtype": _text(getattr(policy, "reduce_dtype", None)),
             "param_dtype": _text(getattr(policy, "param_dtype", None)),
             **_sizes([handle.flat_param]),
@@ -138,6 +142,7 @@ class ProgramNotes:
             "float32_matmul_precision": torch.get_float32_matmul_precision(),
             "compiled_frames": int(frames.get("ok", 0)),
             "cuda_graphs": any(isinstance(one, dict) and one.get("triton.cudagraphs") for one in configs),
+            "comm_hook": any(getattr(replica, "_comm_hooks", None) for replica in self._replicas),
             "num_threads": torch.get_num_threads(),
             "num_cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
             "num_whole_cores": _whole_cores(),

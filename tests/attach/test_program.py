@@ -58,6 +58,7 @@ def test_a_unit_of_fsdp_tells_how_it_is_sharded_and_what_it_holds(notes):
         mixed_precision=SimpleNamespace(param_dtype=torch.bfloat16, reduce_dtype=None),
         sharding_strategy=SimpleNamespace(name="FULL_SHARD"),
     )
+    wrapper.forward_prefetch, wrapper.backward_prefetch = True, None
     notes.flat_unit_made(wrapper)
     site = here(-1)
     notes.flat_unit_made(SimpleNamespace(_handle=None))  # around others
@@ -68,6 +69,7 @@ def test_a_unit_of_fsdp_tells_how_it_is_sharded_and_what_it_holds(notes):
         None,
     )
     assert (row["num_parameters"], row["parameter_bytes"], row["site"]) == (2, 96, site)
+    assert row["prefetches"] is False
 
 
 @pytest.mark.parametrize(
@@ -88,12 +90,23 @@ def test_an_optimizer_tells_how_many_of_its_groups_have_options_of_their_own(not
 
 
 def test_a_replica_tells_its_buckets_and_buffers(notes):
-    wrapper = SimpleNamespace(
-        module=torch.nn.BatchNorm1d(4), bucket_bytes_cap=1 << 20, broadcast_buffers=True, static_graph=False
-    )
+    wrapper = torch.nn.Module()
+    wrapper.module, wrapper.bucket_bytes_cap, wrapper._comm_hooks = torch.nn.BatchNorm1d(4), 1 << 20, []
     notes.ddp_made(wrapper)
     (row,) = notes.described()["wrappers"]
     assert (row["bucket_cap_mb"], row["num_buffers"], row["buffer_bytes"]) == (1.0, 3, 40)
+
+
+def test_a_hook_that_a_replica_is_given_later_is_known(notes):
+    replica = torch.nn.Module()
+    replica.module, replica._comm_hooks = torch.nn.Linear(2, 2), []
+    notes.ddp_made(replica)
+    found = []
+    for hooks in ([], ["compress"]):
+        replica._comm_hooks = hooks
+        notes.read_modes(torch)
+        found.append(notes.described()["modes"]["comm_hook"])
+    assert found == [False, True]
 
 
 def test_descriptions_are_bounded(notes):

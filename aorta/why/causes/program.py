@@ -40,18 +40,24 @@ PROGRAM = (
     "cuda_graphs",
     "own_crowd",
     "one_thread",
+    "few_threads",
+    "comm_hook",
+    "prefetched",
+    "expandable",
 )
 """workers_0: the training loop's DataLoader has none; workers_new: it has some, which start anew in short
 epochs. buckets_small: DDP's are set below its default. no_buffers: the model has none that DDP could send.
-bucket_view: gradient_as_bucket_view is set. blocks: units of fully_shard hold several weights.
-resharded_not: no unit is resharded behind its forward pass. reduced_narrow, gathered_narrow: its gradients,
-its weights move in 16 bits. foreach_off, fused: of the optimizer with most parameters. many_groups: it has
-groups of a few parameters each, most with the same options. optimizer_of_another: it is none of torch.optim.
-never_fused: it has no such form. unfused: all are of UNFUSED. anomaly: autograd's anomaly detection is on.
-no_core: workers of a loader would take cores from training. short_batch: a worker would take as long to hand
-a batch over as the step waits for it. whole_batches: the data set is asked for a batch at once. cuda_graphs:
-torch.compile was asked to replay the model as CUDA graphs. own_crowd: a process has more threads of torch and
-loader workers than cores; one_thread: the program has set torch to one."""
+bucket_view: gradient_as_bucket_view is set. blocks: units of fully_shard hold several weights. resharded_not:
+no unit is resharded behind its forward pass. reduced_narrow, gathered_narrow: its gradients, its weights move
+in 16 bits. foreach_off, fused: of the optimizer with most parameters. many_groups: it has groups of a few
+parameters each, most with the same options. optimizer_of_another: it is none of torch.optim. never_fused: it
+has no such form, for units of fully_shard. unfused: all are of UNFUSED. anomaly: autograd's anomaly detection
+is on. no_core: workers of a loader would take cores from training. short_batch: a worker would take as long
+to hand a batch over as the step waits for it. whole_batches: the data set is asked for a batch at once.
+cuda_graphs: torch.compile was asked to replay the model as CUDA graphs. own_crowd: a process has more threads
+of torch and loader workers than cores; one_thread: the program has set torch to one; few_threads: it has one,
+and no workers. comm_hook: DDP's gradients go through one. prefetched: FullyShardedDataParallel gathers ahead
+in both passes. expandable: so are segments of the allocator."""
 OFFERS = {
     "fused": r"\bfused(?:=True| optimizer)",
     "bucket_view": r"\bgradient_as_bucket_view=True",
@@ -59,11 +65,16 @@ OFFERS = {
     "reduced_narrow": r"\bmp_policy with reduce_dtype|\bmixed_precision=",
     "gathered_narrow": r"\bmp_policy with param_dtype",
     "no_buffers": r"\bbroadcast_buffers=False",
-    "compile": r"\btorch\.compile\(model\)",
+    "never_fused": r"\bfused(?:=True| optimizer)",
+    "few_threads": r"\bfewer threads per rank",
+    "comm_hook": r"\bcommunication hook|\bfp16_compress_hook",
+    "prefetched": r"\bforward_prefetch=True",
+    "expandable": r"\bexpandable_segments:True",
+    "compile": r"\btorch\.compile(?:\(model\)| the function| of the loop)",
     "cuda_graphs": r"\bmode='reduce-overhead'",
     "blocks": r"\bfully_shard (?:each block|whole)",
 }
-"""What a remedy offers, by the name that says it is set."""
+"""What a remedy offers, by the name that says it is set, or that there is no such thing."""
 BLOCKING = ("CUDA_LAUNCH_BLOCKING", "HIP_LAUNCH_BLOCKING")
 TORCH_OPTIMIZERS = frozenset(
     (
@@ -72,7 +83,7 @@ TORCH_OPTIMIZERS = frozenset(
     )
 )
 FUSED = frozenset(("Adagrad", "Adam", "AdamW", "SGD"))
-"""Those of them that take fused=True."""
+"""Those of them that take fused=True; of fully_shard's parameters, which are DTensors, UNFUSED alone."""
 UNFUSED = ("Adam", "AdamW")
 """Those that cross memory 20 times on a CPU without it and 7 times with it, which they take there since torch
 2.4. SGD without momentum gains nothing; Adagrad may have sparse gradients, which no fused one takes."""
@@ -172,7 +183,8 @@ def program_of(run: RunRecord | None) -> tuple[frozenset[str], dict[str, str]]:
         all_rows = _rows(program.get("optimizers"))
         is_unfused = all(row.get("kind") in UNFUSED and not row.get("fused") for row in all_rows)
         names |= {"unfused"} if is_unfused else set()
-        names |= {"never_fused"} if is_torchs and optimizer.get("kind") not in FUSED else set()
+        has_fused = UNFUSED if "fsdp2" in names else FUSED
+        names |= {"never_fused"} if is_torchs and optimizer.get("kind") not in has_fused else set()
         facts |= _site("optimizer", optimizer) | {"optimizer": str(optimizer.get("kind"))}
     modes = program.get("modes")
     if isinstance(modes, Mapping) and modes.get("anomaly_detection"):
@@ -181,8 +193,8 @@ def program_of(run: RunRecord | None) -> tuple[frozenset[str], dict[str, str]]:
         names.add("compile")
     if isinstance(modes, Mapping):
         _crowd(modes, loader, names, facts)
-    if isinstance(modes, Mapping) and modes.get("cuda_graphs"):
-        names.add("cuda_graphs")
+    if isinstance(modes, Mapping):
+        names |= {name for name in ("cuda_graphs", "comm_hook") if modes.get(name)}
     return frozenset(names), facts
 
 
@@ -247,6 +259,7 @@ def _crowd(
         at = "" if loader is None or not num_workers else f", of {loader.get('site')}"
         facts["crowd"] = f"torch's threads ({threads}) and loader workers ({num_workers}{at})"
         facts["own_cores"] = str(cores)
+    names |= {"few_threads"} if threads == 1 and not num_workers else set()
     if (set_at := modes.get("threads_at")) and threads == 1 < cores:
         names.add("one_thread")
         facts |= {"whole_cores": str(cores), "threads_at": f"{Path(set_at[0]).name}:{set_at[1]}"}
@@ -271,6 +284,7 @@ def _units(units: Sequence[Mapping[str, Any]], names: set[str], facts: dict[str,
         row.get("reshard_after_forward") or row.get("sharding_strategy") in RESHARDED for row in units
     )
     names |= set() if is_resharded else {"resharded_not"}
+    names |= {"prefetched"} if all(row.get("prefetches") for row in units) else set()
     for name, keys in (
         ("reduced_narrow", ("reduce_dtype", "param_dtype")),
         ("gathered_narrow", ("param_dtype",)),
@@ -353,6 +367,8 @@ def stack_of(run: Run) -> frozenset[str]:
         names.add("inference")
     if ops & POINT_TO_POINT:
         names.add("pipeline")
+    if any("expandable_segments:True" in value for value in _environment(run).values()):
+        names.add("expandable")
     if "all_to_all" in ops:
         names.add("moe")
     layout = (record.layout if record is not None else None) or {}

@@ -225,12 +225,48 @@ def test_without_a_description_the_advice_is_general(tmp_path):
         pytest.param({"units": {"num_parameters": 1, "times": 4}}, "resharded_not", id="reshard"),
         pytest.param({"units": {"param_dtype": "bfloat16"}}, "reduced_narrow", id="reduced-as-gathered"),
         pytest.param({"units": {"param_dtype": "bfloat16"}}, "gathered_narrow", id="gathered"),
+        pytest.param({"units": {"prefetches": True}}, "prefetched", id="prefetched"),
+        pytest.param({"optimizers": ADAM | {"kind": "RMSprop"}}, "never_fused", id="no-fused-form"),
     ],
 )
 def test_names_that_rules_ask_for(program, name):
     names, _ = program_of(run_with(**program))
     assert name in names
     assert names <= set(STACKS)
+
+
+@pytest.mark.parametrize(
+    ("kind", "unit", "has_fused"),
+    [
+        pytest.param("SGD", "fully_shard", False, id="no-operator-for-DTensors"),
+        pytest.param("AdamW", "fully_shard", True, id="AdamW"),
+        pytest.param("SGD", "FullyShardedDataParallel", True, id="plain-tensors"),
+    ],
+)
+def test_a_fused_form_is_offered_as_far_as_parameters_of_units_take_it(kind, unit, has_fused):
+    names, _ = program_of(run_with(optimizers=ADAM | {"kind": kind}, units={"kind": unit}))
+    assert ("never_fused" in names) != has_fused
+    offered = "foreach=False: leave it out, or set fused=True"
+    assert (without_in_force(offered, names) == offered) == has_fused
+
+
+@pytest.mark.parametrize(
+    ("modes", "names"),
+    [
+        pytest.param({"num_threads": 1, "num_cores": 8}, {"few_threads"}, id="one-thread"),
+        pytest.param({"num_threads": 2, "num_cores": 8, "comm_hook": True}, {"comm_hook"}, id="hook"),
+    ],
+)
+def test_modes_that_are_in_force_have_names(modes, names):
+    assert program_of(msgspec.structs.replace(run_record(2), program={"modes": modes}))[0] == names
+
+
+def test_segments_that_can_grow_are_not_offered_twice(tmp_path):
+    environment = {"PYTORCH_ALLOC_CONF": "max_split_size_mb:64,expandable_segments:True"}
+    record = msgspec.structs.replace(run_record(2), environment=environment)
+    stack = stack_of(judge(load_run(run_of(tmp_path, slow_optimizer, record), "run")))
+    text = without_in_force(rules()["memory"].change[-1].set, stack)
+    assert text == "activation checkpointing or a smaller micro-batch"
 
 
 def test_units_that_reduce_in_fp32_may_do_so_in_less():

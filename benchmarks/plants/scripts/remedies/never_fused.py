@@ -1,6 +1,6 @@
 """
 cause: optimizer
-told: at never_fused.py:\d+ has no fused form. AdamW or SGD, which have one
+told: at never_fused.py:\d+ has no fused form here. AdamW, which has one
 """
 
 import torch
