@@ -327,7 +327,9 @@ def _with(larger: Cause, cause: Cause) -> Cause:
     interval = None
     if larger.interval_ms is not None and cause.interval_ms is not None:
         least, most = larger.interval_ms
-        interval = least + cause.interval_ms[0], max(most, larger.ms + cause.interval_ms[1])
+        most = max(most, larger.ms + cause.interval_ms[1])
+        step_ms = larger.ms / larger.share if larger.share else most
+        interval = least + cause.interval_ms[0], min(most, step_ms)
     is_known = larger.kind != "late_rank" or larger.line is not None or not cause.is_waited_for
     return msgspec.structs.replace(
         larger,
