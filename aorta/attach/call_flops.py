@@ -44,6 +44,8 @@ class Count(NamedTuple):
     needless: NeedlessOperators
     forward: tuple[int, int]
     """FLOPs, and bytes of operators that have none."""
+    operators: tuple[int, int]
+    """Of both passes beside views, and those of what is done again."""
 
 
 def count_of(
@@ -102,7 +104,8 @@ def count_of(
     num_bytes = watched.num_bytes - needless.bytes_left_out
     of_wide = watched.fp64, watched.fp32
     of_bytes = num_bytes, again.num_bytes
-    return Count(flops, by_line, again.flops, *of_wide, *of_bytes, needless, forward)
+    operators = watched.num_operators, again.num_operators
+    return Count(flops, by_line, again.flops, *of_wide, *of_bytes, needless, forward, operators)
 
 
 @contextmanager
@@ -150,6 +153,7 @@ class _Again:
         self.is_backward = False
         self.flops = Counter[StackFrame | None]()
         self.num_bytes = self._bytes_before = 0
+        self.num_operators = self._operators_before = 0
         self._lines: dict[int, StackFrame | None] = {}
         """That call each module forward."""
         self._depth = self._before = 0
@@ -167,6 +171,7 @@ class _Again:
             return
         if self._depth == 0:
             self._before, self._bytes_before = int(self._counter.get_total_flops()), self._watched.num_bytes
+            self._operators_before = self._watched.num_operators
         self._depth += 1
 
     def _leaves(self, module: Module, *_: Any) -> None:
@@ -176,6 +181,7 @@ class _Again:
                 num = int(self._counter.get_total_flops()) - self._before
                 self.flops[self._lines.get(id(module))] += num
                 self.num_bytes += self._watched.num_bytes - self._bytes_before
+                self.num_operators += self._watched.num_operators - self._operators_before
 
 
 class _Watched(TorchDispatchMode):
@@ -190,7 +196,7 @@ class _Watched(TorchDispatchMode):
         """By id, sums, and answers to whether all of a mask holds, or its sum is a number. The model is told
         that it does not: a mask that fills no row up is left out, and FLOPs stay the same."""
         self.is_backward = False
-        self.num_bytes = 0
+        self.num_bytes = self.num_operators = 0
         self.num_off = 0
         """Contexts without autocast that the model is in."""
         self.fp64, self.fp32 = Counter[StackFrame | None](), Counter[StackFrame | None]()
@@ -229,6 +235,7 @@ class _Watched(TorchDispatchMode):
         elif not _is_view(func):
             num_bytes = sum(tensor.numel() * tensor.element_size() for tensor in (*given, *made))
             self.num_bytes += num_bytes
+        self.num_operators += bool(flops or num_bytes)
         dtype = getattr(args[0], "dtype", None) if flops else None
         is_off = self.num_off > 0 and not self.is_backward  # of what is computed again it is off, too
         if dtype == torch.float64 or (dtype == torch.float32 and is_off):

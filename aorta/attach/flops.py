@@ -488,6 +488,10 @@ class ModelCalls:
             for name, by_line in of_kind.items():
                 sums[name].update({at or line: times * num for at, num in by_line.items()})
         of_bytes: dict[str, Any] = {"bytes": float(num_bytes), "again_bytes": float(again_bytes)}
+        operators, again = (
+            sum(self._times[key] * one.operators[place] for key, one in counted.items()) for place in (0, 1)
+        )
+        of_bytes["again_launched"] = again / max(operators, 1)
         twice, twice_at = self._batches.again()
         before, before_at = self._of_frozen({form_of(copy) for copy, *_ in kinds.values()})
         padding, columns = self._batches.padding()

@@ -511,6 +511,8 @@ class WorkOfStep(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     again: float = 0.0
     """Of modules that a backward pass calls once more, for activations that were not kept."""
     again_at: StackFrame | None = None
+    again_launched: float = 0.0
+    """Of the operators of both passes."""
     bytes: float = 0.0
     """That operators without FLOPs read and write, all of them, and those of `again`."""
     again_bytes: float = 0.0

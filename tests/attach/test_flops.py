@@ -95,6 +95,19 @@ def test_a_decoder(checkpointed):
     assert counted(Decoder(checkpointed), IDS) == OF_DECODER
 
 
+def test_operators_that_checkpoints_call_again():
+    """As many more as a step has with them: a block's own, forward."""
+    plain, checkpointed = (
+        count_of(copy_without_data(Decoder(is_on)), (IDS.to("meta"),), {}).operators
+        for is_on in (False, True)
+    )
+    assert plain[1] == 0
+    assert checkpointed[0] - checkpointed[1] == plain[0]
+    model = Decoder(True)
+    work = worked(model, torch.optim.SGD(model.parameters(), 0.1), lambda: model(IDS))
+    assert work.again_launched == checkpointed[1] / checkpointed[0] > 0.1
+
+
 def test_a_convolution_net():
     """The first layer's input has no gradient: twice its forward pass, thrice of the others."""
     model = nn.Sequential(

@@ -234,6 +234,12 @@ def _of_no_usual_step(cause: Cause, finding: CauseFinding, judged: Run, account:
             f"{subject}: {quantity(cause.ms, 'ms')} a step. The model is called there: data for an update of"
             " several optimizer steps, or a longer batch, is no loss; an evaluation can come less often."
         )
+    if finding.kind in SEEN and finding.facts.get("in_steps") == 1 and cause.interval_ms is None:
+        return (
+            f"{subject}: {quantity(float(values.sum()), 'ms')} in one of {len(values)} judged steps. Once"
+            " does not tell how often it comes, nor what a step loses to it. Where it comes often:"
+            f" {cause.change}."
+        )
     is_one = len(values) >= MIN_STEPS and values.max() >= NEARLY_ALL * values.sum() > 0
     if was_seen or finding.by_stretch or finding.is_risk or finding.rank is not None or not is_one:
         return ""
@@ -521,14 +527,17 @@ class Worth:
         period = None if self.occasions is None else self.occasions.period
         return "" if self.occasions is None or period is None else f", {self.occasions.often}"
 
-    def text(self, values: Floats) -> str:
-        """How a loss in few steps adds up."""
+    def text(self, values: Floats, in_steps: int | None) -> str:
+        """How a loss in few steps adds up. in_steps: in which it begins, where others may have the rest."""
         if self.occasions is not None:
             return f"in {self.occasions.text}"
         nonzero = values[np.nan_to_num(values) > 0]
+        typical = f"with a median of {quantity(float(np.median(nonzero)), 'ms')}"
+        if in_steps not in (None, len(nonzero)):
+            typical = f"{quantity(float(nonzero.sum()) / in_steps, 'ms')} each"
         return (
-            f"in {len(nonzero)} of {len(values)} steps, with a median of"
-            f" {quantity(float(np.median(nonzero)), 'ms')}: the loss given is the mean over all steps"
+            f"in {in_steps or len(nonzero)} of {len(values)} steps, {typical}: the loss given is the mean"
+            " over all steps"
         )
 
 
@@ -610,7 +619,7 @@ def cause_of(
     subject = (filled(rule.subject, facts) or finding.kind) + in_line(line, finding) + value.often
     evidence = [*filter(None, (filled(text, facts) for text in rule.evidence)), *finding.evidence]
     if value.is_rare:
-        evidence.append(value.text(finding.ms))
+        evidence.append(value.text(finding.ms, finding.facts.get("in_steps")))
     if len(judged.ranks) == 1:
         evidence, subject = [of_one_rank_text(text) for text in evidence], of_one_rank_text(subject)
     is_of_trace = is_whole_trace(judged)

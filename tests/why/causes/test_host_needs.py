@@ -61,6 +61,14 @@ def test_work_of_a_device_saves_no_more_than_the_room_and_might_save_all():
     assert (late.mean_ms, late.more_ms, late.evidence) == (14.0, 0.0, [])
 
 
+@pytest.mark.parametrize(("launched", "saved_ms"), [(0.0, 8.0), (0.25, 11.0), (0.5, 14.0)])
+def test_operators_that_are_left_out_need_no_launch(launched, saved_ms):
+    """8 ms of room, and of the 12 that the host needs what these take it: 14 ms are computed for them."""
+    finding = CauseFinding("compute", np.full(20, 14.0), {("compute",): 1.0}, facts={"launched": launched})
+    [found] = within_host_needs(run(MOSTLY_HELD_UP), account(), [finding])
+    assert found.mean_ms == pytest.approx(saved_ms)
+
+
 def test_what_work_of_a_device_saves_is_the_most_where_its_host_waits_in_every_step():
     losses = [CauseFinding(kind, np.full(20, 14.0), {("compute",): 1.0}) for kind in ("compute", "late_rank")]
     needless, late = within_host_needs(run([19.0] * 20), account(), losses)

@@ -1,6 +1,7 @@
 """The first cause of a run is the one that its numbers were made with; a run without any has none."""
 
 import random
+import re
 
 import pytest
 
@@ -9,6 +10,7 @@ from aorta.account.load.open import load_run
 from aorta.records.schema import LineOfWork, LossLoop, OperatorLoop, WorkOfStep
 from aorta.records.stacks import StackFrame
 from aorta.why.causes.losses import needless
+from aorta.why.causes.rank import found_causes
 from aorta.why.causes.rules import rules
 from tests.records.run_folders import run_record
 from tests.why.causes.runs import GPU_RUN, MIB, Host, causes, plain, run_of, sampled, waited
@@ -195,6 +197,21 @@ def test_merging_small_gathers_and_hiding_them_save_their_time_only_once(tmp_pat
     ]
     hiding_ms = sum(cause.ms for cause in causes if cause.kind == "no_prefetch")
     assert small[0].ms + hiding_ms <= 20 * 1.0  # 20 gathers of 1 ms, all exposed
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize("times", [1, 3])
+def test_what_came_once_is_told_and_is_no_loss_of_each_step(tmp_path, times):
+    """60 ms on rank 1, of 24 steps; the other one waits for it."""
+
+    def make(rank, step, noise):
+        is_there = step in (7, 12, 21)[:times]
+        return waited(60.0, rank, step, noise, kind="garbage_collection") if is_there else plain(noise)
+
+    told = found_causes(judge(load_run(run_of(tmp_path, make), "run")))
+    assert [cause.rank for cause in told.listed] == [1] * (times > 1)
+    assert [re.search("on rank 1: [56][0-9.]* ms in one of .* Once does not tell", text) is not None
+            for text in told.no_loss] == [True] * (times == 1)  # fmt: skip
 
 
 @pytest.mark.parametrize(

@@ -66,13 +66,20 @@ def within_host_needs(judged: Run, account: Account, losses: list[CauseFinding])
                 "the host waits for the device in every step, so that none shows how long its own part takes,"
                 " and a step takes no less than that"
             )
-        if needs is not None and finding.kind == "compute" and of_device > needs.room_ms:
+        # Operators that are left out need not be launched.
+        spared_ms = 0.0 if needs is None else finding.facts.get("launched", 0.0) * (needs.need_ms or 0.0)
+        if (
+            needs is not None
+            and finding.kind == "compute"
+            and of_device > (room := needs.room_ms + spared_ms)
+        ):
             finding.facts["device_ms"] = of_device
-            finding.ms = finding.ms * (needs.room_ms / of_device)
-            finding.more_ms += of_device - needs.room_ms
+            finding.ms = finding.ms * (room / of_device)
+            finding.more_ms += of_device - room
+            of_this = f", {quantity(spared_ms, 'ms')} of it for this" if spared_ms else ""
             finding.evidence.append(
                 f"the device computes {quantity(of_device, 'ms')} for it; the host needs"
-                f" {quantity(needs.need_ms, 'ms')} for its own part of a step, as its shortest steps show,"
-                " and a step takes no less than that"
+                f" {quantity(needs.need_ms, 'ms')} for its own part of a step{of_this}, as its shortest steps"
+                " show, and a step takes no less than that"
             )
         yield finding

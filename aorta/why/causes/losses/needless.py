@@ -8,6 +8,7 @@ of the model without data: it takes its part of the time of all kernels, of whic
 
 import re
 from collections.abc import Iterator
+from typing import NamedTuple
 
 import numpy as np
 
@@ -262,7 +263,7 @@ def _counted(judged: Run, account: Account, work: WorkOfStep) -> Iterator[CauseF
     used = _memory_used(judged)
     same_at = None if work.unchanged_at is None else work.unchanged_at.text
     facts_of: dict[str, dict[str, object]] = {
-        "again": {} if used is None else {"peak_bytes": used[0], "limit_bytes": used[1]},
+        "again": {"launched": work.again_launched, **({} if used is None else used._asdict())},
         "scores": {"moved_bytes": work.scores_bytes},
         "grown": {"grown_bytes": work.grown_bytes},
         "unchanged": {"same_at": same_at},
@@ -277,7 +278,11 @@ def _counted(judged: Run, account: Account, work: WorkOfStep) -> Iterator[CauseF
             what = f"{what} in {counted(work.scores_num, 'layer')}"
         flops, num_bytes = (float(getattr(work, name, 0.0)) for name in (op, f"{op}_bytes"))
         part = flops / work.flops
-        if op == "again" and account.on_device and (used is None or used[0] >= SPARE * used[1]):
+        if (
+            op == "again"
+            and account.on_device
+            and (used is None or used.peak_bytes >= SPARE * used.limit_bytes)
+        ):
             continue
         lost_ms = part_ms(flops, part * work.bytes if op in WITH_BYTES else min(num_bytes, work.bytes))
         if not lost_ms.any():
@@ -426,12 +431,17 @@ def _time_of_class(judged: Run, name: str) -> Floats:
     return by_step
 
 
-def _memory_used(judged: Run) -> tuple[float, float] | None:
+class MemoryUsed(NamedTuple):
+    peak_bytes: float
+    limit_bytes: float
+
+
+def _memory_used(judged: Run) -> MemoryUsed | None:
     """The most that torch allocated on a rank, and the device's memory."""
     limit, peak = memory_limit_bytes(judged.record), judged.metrics.get("peak_memory_bytes")
     if limit is None or peak is None or not np.isfinite(peak).any():
         return None
-    return float(np.nanmax(peak)), float(limit)
+    return MemoryUsed(float(np.nanmax(peak)), float(limit))
 
 
 def _time_of(judged: Run, names: list[str]) -> Floats:
