@@ -147,7 +147,7 @@ def page(report: Report, shown: Shown | None = None) -> str:
 def _kernels_by_class_and_name(report: Report) -> dict[str, tuple[list[KernelTimeRow], float]]:
     tables: dict[str, tuple[list[KernelTimeRow], float]] = {}
     for label, dataset in report.datasets.items():
-        step_ms = account_of(dataset.first).mean_step_ms
+        step_ms = account_of(dataset.first).recorded_ms
         tables[label] = (kernels_by_class(dataset), step_ms)
         tables[f"{label}, the names with most time"] = (kernels_by_name(dataset), step_ms)
         tables[f"{label}, by operator"] = (operators(dataset), step_ms)
@@ -330,7 +330,8 @@ def _tiles(dataset: Dataset) -> list[Markup]:
         return []
     account = account_of(dataset.first)
     spread = f"median {number(account.spread.median)}, p95 {number(account.spread.p95)}"
-    tiles = [_tile("step", quantity(account.mean_step_ms or None, "ms"), "mean", spread)]
+    word = "mean" if account.usual is None else account.usual.statistic
+    tiles = [_tile("step", quantity(account.mean_step_ms or None, "ms"), word, spread)]
     for name in rates:
         value = _median(statistic_beside_step(dataset, name))
         text = percent(value, digits=1) if name == "mfu" else number(value)

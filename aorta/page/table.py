@@ -124,7 +124,7 @@ def dataset_table(dataset: Dataset, causes: Causes | None = None, with_changes: 
     measures = [*_measure_rows(dataset, RATE_ROWS), *_measure_rows(dataset, DEVICE_ROWS)]
     if measures:
         lines += ["", *_aligned([("", "median", "ranks", ""), *measures])]
-    step_ms = account_of(dataset.first).mean_step_ms
+    step_ms = account_of(dataset.first).recorded_ms
     for rows in (kernels_by_class(dataset), kernels_by_name(dataset), operators(dataset)):
         if rows:
             lines += ["", *kernel_table(rows, step_ms)]
@@ -278,9 +278,9 @@ def _measure_rows(dataset: Dataset, rows: Sequence[tuple[str, str, str]]) -> Ite
 
 
 def statistic_beside_step(dataset: Dataset, metric: str) -> Statistic | None:
-    """Work per time of one run is of the steps that its step's median is of, as it is read beside that."""
-    found = dataset.statistics.get(metric)
-    if found is None or metric not in PER_TIME or len(dataset.runs) > 1:
+    """Work per time of one run is of the steps that its step is of, as it is read beside that."""
+    found, usual = dataset.statistics.get(metric), account_of(dataset.first).usual
+    if found is None or metric not in PER_TIME or len(dataset.runs) > 1 or usual is not None:
         return found
     beside = statistic(looked_at(dataset.first).values(metric))
     return found if beside.median is None else beside

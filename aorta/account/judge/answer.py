@@ -70,7 +70,7 @@ def losses_text(dataset: Dataset) -> str:
     account = account_of(dataset.first)
     if not account.mean_step_ms > 0:
         return "step times were not measured"
-    a_step = "a timed step" if partly_timed(dataset) else "a step"
+    a_step = "a timed step" if partly_timed(dataset) and account.usual is None else "a step"
     a_step = "the whole trace" if is_window(dataset) else a_step
     return "; ".join([f"{a_step} takes {quantity(account.mean_step_ms, 'ms')}", *loss_texts(dataset, "it")])
 

@@ -8,14 +8,14 @@ a step comes from here.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, replace
 from typing import Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from aorta.account.judge.contradictions import Limits, in_cells, please_report
-from aorta.account.judge.judged import looked_at, statistic
+from aorta.account.judge.judged import UsualStep, looked_at, statistic, usual_step
 from aorta.account.judge.outside import gaps_of, outside_of
 from aorta.account.judge.overhead import Instrument, instrument_of
 from aorta.account.load.rank.host import (
@@ -31,6 +31,7 @@ from aorta.account.load.rank.host import (
 from aorta.account.model import Run, Statistic, once_of_run
 from aorta.account.rows import positive
 from aorta.timeline.collective import POINT_TO_POINT
+from aorta.timeline.types import Source
 
 Floats = NDArray[np.float64]
 CellGroup = Literal["work", "communication", "copies", "host", "unknown"]
@@ -63,8 +64,8 @@ CELLS: dict[str, Cell] = {
     "core_taken": Cell("core taken", "the host's thread is ready to run, and others have the cores", "host"),
     "idle": Cell("idle", "the device does nothing; what the host does is not known", "host"),
     "instrument": Cell("aorta itself", "a recorded step takes longer by that, idle or on a CPU", "unknown"),
-    "first_steps": Cell(
-        "longer first steps", "the first steps, recorded alone, are longer by that", "unknown"
+    "unrecorded": Cell(
+        "longer unrecorded steps", "the run's steps take longer than those recorded by that", "unknown"
     ),
     "not_measured": Cell("not measured", "what the source has no times of", "unknown"),
 }
@@ -93,7 +94,7 @@ class AccountRow:
     name: str
     mean_ms: float
     share: float
-    """Of the mean step."""
+    """Of the step."""
     least_ms: float
     """Mean over steps of the rank that has least."""
     most_ms: float
@@ -101,7 +102,8 @@ class AccountRow:
 
 @dataclass(frozen=True, slots=True)
 class Account:
-    """Cells of the judged steps, [rank, step] in ms."""
+    """Cells of the judged steps, [rank, step] in ms. Where few of these were recorded, cells of the recorded
+    ones, made as long as the run's usual step."""
 
     ranks: list[int]
     global_step: NDArray[np.int64]
@@ -132,6 +134,10 @@ class Account:
     outside: dict[str, float] = field(default_factory=dict)
     """Means over ranks of the run's wall time in ms, by OUTSIDE_WORDS; judged: the judged steps. Empty where
     the run's wall time is not known."""
+    usual: UsualStep | None = None
+    """That the cells were brought to; None where they are of steps as they were."""
+    spread: Statistic = field(default_factory=lambda: statistic(np.zeros((0, 0))))
+    """Median and p95 of the steps that mean_step_ms is of, for texts beside it."""
     reasons: dict[str, str] = field(default_factory=dict)
     """Why cells are not there."""
     contradiction: str = ""
@@ -142,14 +148,14 @@ class Account:
         return float(self.step_ms.mean()) if self.step_ms.size else 0.0
 
     @property
-    def spread(self) -> Statistic:
-        """Median and p95 of the steps that mean_step_ms is of, for texts beside it."""
-        return statistic(self.step_ms)
-
-    @property
     def own_step_ms(self) -> float:
         """The mean step without what aorta itself takes of it."""
-        return self.mean_step_ms - self.mean_ms("instrument", "first_steps")
+        return self.mean_step_ms - self.mean_ms("instrument")
+
+    @property
+    def recorded_ms(self) -> float:
+        """The mean step as it was recorded, of which tables of kernels and collectives are."""
+        return self.mean_step_ms if self.usual is None else self.usual.recorded_ms
 
     @property
     def is_measured(self) -> bool:
@@ -214,7 +220,9 @@ def account_of(judged: Run) -> Account:
     apart = exposed_of(looked)
     on_device, between = looked.source != "host", np.zeros_like(step)
     tails: dict[str, Floats] = {}
-    instrument = instrument_of(judged, looked)
+    instrument, usual = instrument_of(judged, looked), usual_step(judged)
+    if usual is not None:
+        instrument = instrument._replace(ms=min(instrument.ms, max(usual.recorded_ms - usual.ms, 0.0)))
     reasons = {"instrument": instrument.why_not} if instrument.why_not else {}
     cells: dict[str, Floats] = {}
     is_known = np.isfinite(compute) & np.isfinite(exposed) & np.isfinite(step)
@@ -247,7 +255,7 @@ def account_of(judged: Run) -> Account:
         if on_device:
             cells |= {"compute": compute - hidden, "hidden": hidden}
             cells |= _of_device(host, idle, between, instrument)
-            _late_by_recording(cells, instrument)
+            _late_by_recording(cells, instrument.ms)
         else:
             cells |= _of_cpu(host, compute - hidden + idle, between, step, exposed, instrument.ms)
             cells["hidden"] = hidden
@@ -259,6 +267,13 @@ def account_of(judged: Run) -> Account:
     if unknown.any():
         cells["not_measured"] = unknown
         reasons["compute"] = looked.not_measured.get("compute_ms", f"not given by source {looked.source}")
+    part = None if usual is None else _as_usual(cells, usual, looked.source)
+    if part is None:
+        usual = None
+    else:
+        step, between = np.sum([*cells.values()], axis=0), part * between
+        tails = {kind: part * ms for kind, ms in tails.items()}
+        apart = None if apart is None else apart.shortened(part)
     wrong = in_cells(step, cells)
     if wrong is not None:
         reasons["compute"] = please_report("where a step's time went", wrong)
@@ -280,6 +295,8 @@ def account_of(judged: Run) -> Account:
         judged_ms=float(positive(judged.values("step_ms")).sum() / len(looked.ranks)),
         longest_ms=float(positive(judged.values("step_ms")).max(initial=0.0)),
         outside=outside_of(judged),
+        usual=usual,
+        spread=statistic(step if usual is None else judged.values("step_ms")),
         reasons=reasons,
         contradiction=reasons["compute"] if wrong is not None else "",
     )
@@ -367,15 +384,36 @@ def _give_instrument(cells: dict[str, Floats], instrument: Instrument, left: Flo
     """Take what recording costs from what nothing else explains: that is where it runs."""
     if not instrument.ms > 0:
         return left
-    return _give(cells, instrument.cell, np.full_like(left, instrument.ms), left)
+    return _give(cells, "instrument", np.full_like(left, instrument.ms), left)
 
 
-def _late_by_recording(cells: dict[str, Floats], instrument: Instrument) -> None:
+def _late_by_recording(cells: dict[str, Floats], ms: float) -> None:
     """What of it a rank has no launches for, it waits for the others, which recording makes as much later."""
-    if instrument.ms > 0 and "wait" in cells:
-        own = cells[instrument.cell]
-        more = np.minimum(instrument.ms - own, cells["wait"])
-        cells[instrument.cell], cells["wait"] = own + more, cells["wait"] - more
+    if ms > 0 and "wait" in cells:
+        own = cells["instrument"]
+        more = np.minimum(ms - own, cells["wait"])
+        cells["instrument"], cells["wait"] = own + more, cells["wait"] - more
+
+
+def _as_usual(cells: dict[str, Floats], usual: UsualStep, source: Source) -> float | None:
+    """Make the cells of recorded steps add up to the usual step; the part of each that is left, None where
+    the steps stay as they were. What recording costs goes where it is known to be. Of all else by which they
+    are longer nobody knows where it is: each cell gives in proportion, but for what kernel records say that
+    the device computes, which takes as long in every step. What they are shorter by is a cell of its own."""
+    kept = ("compute", "hidden") if source == "kernels" else ()
+    kept_ms = sum(float(cells[name].mean()) for name in kept if name in cells)
+    left = {name: ms for name, ms in cells.items() if name not in (*kept, "instrument")}
+    left_ms = sum(float(ms.mean()) for ms in left.values())
+    more_ms = usual.ms - kept_ms - left_ms
+    if not left_ms > 0 or more_ms <= -left_ms:
+        return None  # the device computed longer in recorded steps than a usual one takes
+    cells.pop("instrument", None)
+    if more_ms > 0:
+        cells["unrecorded"] = np.full_like(next(iter(cells.values())), more_ms)
+        return 1.0
+    part = 1 + more_ms / left_ms
+    cells |= {name: part * ms for name, ms in left.items()}
+    return part
 
 
 def _inflated(cells: dict[str, Floats], ms: float) -> None:
@@ -464,6 +502,11 @@ class Exposed:
     rank that it delays least where all ranks communicate with each other."""
     is_split: bool
     """Waiting is known in some step."""
+
+    def shortened(self, part: float) -> "Exposed":
+        """Of steps in which it takes that part."""
+        times = {one.name: part * getattr(self, one.name) for one in fields(self) if one.name != "is_split"}
+        return replace(self, **times)
 
     @property
     def lost_to_ms(self) -> Floats:

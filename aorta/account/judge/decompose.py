@@ -131,8 +131,6 @@ def _cells(account: Account, is_split: bool, knows_host: bool) -> Steps:
             name = "idle"
         mean = values.mean(axis=0)
         cells[name] = cells[name] + mean if name in cells else mean
-    # The first steps were recorded alone: what made them longer is in no typical step.
-    cells["step"] = cells["step"] - cells.pop("first_steps", 0.0)
     return cells
 
 

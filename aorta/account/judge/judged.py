@@ -1,9 +1,10 @@
 """The steps of a run that are judged, those of them that are looked at, and their statistics, also of the
 runs of a label together."""
 
+import math
 import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, MutableMapping
-from typing import Any, Literal, cast
+from typing import Any, Literal, NamedTuple, cast
 
 import msgspec
 import numpy as np
@@ -18,6 +19,7 @@ from aorta.account.numbers import none_if_nan
 from aorta.account.rows import row_medians_and_percentile
 from aorta.errors import ReportError
 from aorta.timeline.collective import busbw_factor
+from aorta.timeline.noise import NORMAL_95
 from aorta.timeline.statistics import WARMUP_RULE, WARMUP_SHARE, warmup_steps
 
 MOST_NUMBERS = 1 << 20
@@ -27,6 +29,8 @@ FIRST_STEPS = 16
 """Among which calls are noted; of a job that went on, that step is in the middle of the run."""
 FEWEST_STEPS = 4
 TWICE = 2.0
+OF_KINDS = 0.1
+"""Of the mean step, that the median is off where steps are of several kinds."""
 
 
 def judge(run: Run, num_warmup: int | None = None) -> Run:
@@ -107,15 +111,39 @@ def _first_looked_at(judged: Run) -> int:
     return max(judged.num_warmup, judged.num_steps - num_steps)
 
 
-def length_of_left_out(judged: Run) -> float:
-    """Median length of the judged steps that the overhead left out, of that of the ones that are looked at; 1
-    where these are no shorter, or nothing tells."""
-    whole = judged.whole or judged
-    is_left_out, step_ms = whole.left_out[whole.judged_steps], whole.values("step_ms").mean(axis=0)
-    sides = step_ms[is_left_out & np.isfinite(step_ms)], judged.values("step_ms").mean(axis=0)
-    if min(map(len, sides)) < FEWEST_STEPS:
-        return 1.0
-    return min(float(np.median(sides[0]) / np.median(sides[1])), 1.0)
+class UsualStep(NamedTuple):
+    """The step of a run of which few are looked at, by the lengths of all judged ones, which are known."""
+
+    ms: float
+    statistic: Literal["median", "mean"]
+    """mean: of steps of several kinds, of which a median is one."""
+    recorded_ms: float
+    """Mean of the steps that are looked at."""
+    error_ms: float
+    """Half of the 95 % interval by which that is off the mean of the others, for their scatter."""
+
+
+@once_of_run
+def usual_step(judged: Run) -> UsualStep | None:
+    """None where half of the judged steps or more are looked at: their mean is that of the run."""
+    first, looked = _first_looked_at(judged), looked_at(judged)
+    step_ms = judged.metrics["step_ms"][:, first:].mean(axis=0)
+    is_known = np.isfinite(step_ms)
+    is_known[-1] &= not last_holds_the_end(judged)
+    is_looked_at = np.isin(judged.global_step[first:], looked.global_step[looked.judged_steps])
+    all_ms, recorded_ms, others_ms = (step_ms[is_known & of] for of in (True, is_looked_at, ~is_looked_at))
+    if not FEWEST_STEPS <= len(recorded_ms) <= len(others_ms):
+        return None
+    median, mean, of_recorded = (float(ms) for ms in (np.median(all_ms), all_ms.mean(), recorded_ms.mean()))
+    is_of_kinds = abs(others_ms.mean() - np.median(others_ms)) > OF_KINDS * others_ms.mean()
+    # A host that fills its device's queue anew is short in some steps; most take as long as the device.
+    is_refilled = mean < of_recorded <= median + OF_KINDS * of_recorded
+    error_ms = NORMAL_95 * math.hypot(
+        *(float(ms.std(ddof=1)) / math.sqrt(len(ms)) for ms in (others_ms, recorded_ms))
+    )
+    if is_of_kinds and not is_refilled:
+        return UsualStep(mean, "mean", of_recorded, error_ms)
+    return UsualStep(median, "median", of_recorded, error_ms)
 
 
 def last_holds_the_end(judged: Run) -> bool:

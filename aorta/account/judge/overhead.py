@@ -1,15 +1,13 @@
 """What aorta itself takes of a step, and what recording cost a run in words."""
 
-import math
 from typing import NamedTuple
 
+from aorta.account.judge.judged import usual_step
 from aorta.account.load.rank.kernels import COUNT, GRAPH_NODES
 from aorta.account.model import Dataset, Run
 from aorta.account.numbers import number, quantity
 from aorta.account.rows import positive
 from aorta.records.schema import OverheadRecord
-from aorta.timeline.noise import NORMAL_95
-from aorta.timeline.statistics import MIN_STEPS
 
 LAUNCH_US = 0.8
 """What CUPTI, once it was on, takes of a launch until the process ends, at most: docs/evidence.md."""
@@ -25,7 +23,6 @@ class Instrument(NamedTuple):
     gap_ms: float = 0.0
     """What recording may make the step longer by in other cells; 0 where it does not for certain."""
     why_not: str = ""
-    cell: str = "instrument"
 
 
 def instrument_of(judged: Run, looked: Run) -> Instrument:
@@ -39,8 +36,9 @@ def instrument_of(judged: Run, looked: Run) -> Instrument:
     if overhead is None or overhead.step_ms is None or overhead.step_interval_ms is None:
         return Instrument(why_not="not told apart: it is in what the host does")
     low_ms, high_ms = overhead.step_interval_ms
-    if overhead.only_first and looked.source != "host":
-        return _beyond_left_out(judged, looked)
+    if overhead.only_first and (usual := usual_step(judged)) is not None:
+        is_longer = usual.recorded_ms - usual.ms > usual.error_ms
+        return Instrument(gap_ms=usual.error_ms if is_longer else 0.0)
     if low_ms <= 0:
         most = f"{max(high_ms, 0.0):.3g} ms"
         return Instrument(why_not=f"within the scatter of steps, at most {most} a step")
@@ -49,25 +47,6 @@ def instrument_of(judged: Run, looked: Run) -> Instrument:
             why_not="not told apart: the first steps are longer, which recording need not have done"
         )
     return Instrument(overhead.step_ms, high_ms)
-
-
-def _beyond_left_out(judged: Run, looked: Run) -> Instrument:
-    """Where only the first steps were recorded: by how much these are longer than the judged steps that were
-    left out. Whether recording or the beginning of the run made them so, the steps of the run lack it. On a
-    CPU it may be other programs as well."""
-    left_out = judged.left_out[judged.judged_steps]
-    others = judged.values("step_ms")[:, left_out].mean(axis=0)
-    steps = positive(looked.values("step_ms")).mean(axis=0)
-    if min(len(others), len(steps)) < MIN_STEPS:
-        return Instrument(why_not="not told apart: too few steps were left out")
-    more_ms = float(steps.mean() - others.mean())
-    half_ms = NORMAL_95 * math.hypot(
-        *(values.std(ddof=1) / math.sqrt(len(values)) for values in (steps, others))
-    )
-    if more_ms <= half_ms:
-        most = f"{max(more_ms + half_ms, 0.0):.3g} ms"
-        return Instrument(why_not=f"within the scatter of steps, at most {most} a step")
-    return Instrument(more_ms, half_ms, cell="first_steps")
 
 
 def overhead_texts(dataset: Dataset) -> list[str]:

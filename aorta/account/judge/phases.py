@@ -126,8 +126,9 @@ def _of_ranks(run: Run) -> dict[str, NDArray[np.float64]]:
     step = run.host_parts[STEP][:, run.judged_steps]
     is_known = np.isfinite(step) & np.logical_and.reduce([np.isfinite(part) for part in columns.values()])
     is_known &= is_known.all(axis=0)  # every rank's, so that ranks are of the same steps
-    # Of the steps of the account alone, so that a phase is no part of another step than the cells are.
-    of_account = np.isin(run.global_step[run.judged_steps], account_of(run).global_step)
+    # Of the account's step, so that a phase is no part of another step than the cells are.
+    account = account_of(run)
+    of_account = np.isin(run.global_step[run.judged_steps], account.global_step) | (account.usual is not None)
     chosen = is_known[0] & of_account
     if chosen.sum() < LEAST_SHOWN * of_account.sum() or not chosen.any():
         return {}

@@ -67,6 +67,7 @@ def _add_observed(summary: dict[str, Any], dataset: Dataset, causes: Causes | No
     summary["losses"] = [{"name": loss.name, "ms": loss.ms, "share": loss.share} for loss in losses(dataset)]
     summary["account"] = {
         "step_ms": account.mean_step_ms if account.mean_step_ms > 0 else None,
+        "recorded_ms": account.recorded_ms if account.mean_step_ms > 0 else None,
         "num_steps": account.step_ms.shape[1],
         "cells": {row.name: {"ms": row.mean_ms, "share": row.share} for row in rows},
         "ranks": {

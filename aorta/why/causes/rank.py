@@ -25,7 +25,7 @@ from aorta.account.cause import (
 from aorta.account.judge.alike import is_whole_trace
 from aorta.account.judge.cells import LOSSES, Account, account_of
 from aorta.account.judge.contradictions import please_report
-from aorta.account.judge.judged import MOST_NUMBERS, last_holds_the_end, length_of_left_out, looked_at
+from aorta.account.judge.judged import MOST_NUMBERS, last_holds_the_end, looked_at
 from aorta.account.judge.late import LateRank, steps_left_out
 from aorta.account.judge.occasional import Occasions, occasions, of_all_steps
 from aorta.account.judge.phases import line_of_evaluation
@@ -408,7 +408,7 @@ def _of_others(
         all_ms = float(np.nanmean(step_ms))
         of_all = (
             f"{quantity(part * cause.ms, 'ms')} is of the mean of all {judged.num_judged:,} judged steps,"
-            f" {quantity(all_ms, 'ms')}; those recorded take {quantity(account.mean_step_ms, 'ms')}"
+            f" {quantity(all_ms, 'ms')}; those recorded take {quantity(account.recorded_ms, 'ms')}"
         )
         yield msgspec.structs.replace(
             cause,
@@ -649,7 +649,7 @@ def cause_of(
         max(room.most_ms, value.ms + (0.0 if is_of_kernels else finding.more_ms)),
         room.more_ms + finding.more_ms + beside_ms,
         (less, more),
-        1.0 if is_of_kernels else _least_part(finding, line, judged),
+        1.0 if is_of_kernels else _least_part(finding, line),
     )
     if finding.facts.get("is_most"):
         interval, why_no_interval = None, f"{MOST}: what the host leaves of it is not known"
@@ -687,13 +687,11 @@ def _has_samples(judged: Run) -> bool:
     return samples_of(judged.whole or judged, judged.ranks[0]) is not None
 
 
-def _least_part(finding: CauseFinding, line: CodeLine | None, judged: Run) -> float:
-    """Of a loss on the host: as the steps that were not recorded are shorter, and where a device idles behind
-    waits for it, as the thread was seen in their line."""
-    part = length_of_left_out(judged)
+def _least_part(finding: CauseFinding, line: CodeLine | None) -> float:
+    """Of a loss: where a device idles behind waits for it, as the thread was seen in their line."""
     if finding.kind == "synchronisation" and line is not None and line.num_samples:
-        part *= min(line.ms / finding.mean_ms, 1.0)
-    return part
+        return min(line.ms / finding.mean_ms, 1.0)
+    return 1.0
 
 
 def _least_share(rule: CauseRule, finding: CauseFinding, judged: Run) -> float:

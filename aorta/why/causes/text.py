@@ -38,6 +38,8 @@ MANY_SOFTMAX = 8
 WORTH_NOTING = 0.02
 """Part of the step, from which on what no cause explains is said."""
 LEAST_NAMED = 0.005
+WORTH_TELLING = 0.05
+"""Part of the usual step, by which recorded ones are longer or shorter."""
 NOTHING = "Nothing worth changing: no single loss is large enough to name."
 MOST_NAMED = 3
 MOST_SITES = 6
@@ -61,10 +63,12 @@ def title(dataset: Dataset) -> str:
     """'RUN: a step takes 138 ms (mean of 60 judged steps, 2 ranks, source: host)'; of the first run, where
     there are several."""
     account = account_of(dataset.first)
-    num_steps = account.step_ms.shape[1]
-    steps = counted(num_steps, "judged step")
-    if num_steps < account.num_judged:
-        steps = f"{num_steps:,} of {counted(account.num_judged, 'judged step')}{_all_steps(dataset, account)}"
+    num_steps, usual = account.step_ms.shape[1], account.usual
+    steps = f"mean of {num_steps:,} of {counted(account.num_judged, 'judged step')}"
+    if usual is not None:
+        steps = f"{usual.statistic} of all {counted(account.num_judged, 'judged step')}"
+    elif num_steps == account.num_judged:
+        steps = f"mean of {counted(num_steps, 'judged step')}"
     ranks = counted(len(account.ranks), "rank")
     if not account.mean_step_ms > 0:
         source = dataset.source
@@ -77,24 +81,22 @@ def title(dataset: Dataset) -> str:
     own = ""
     if account.share("instrument") >= LARGE_SHARE:
         own = f", {quantity(account.mean_ms('instrument'), 'ms')} of it aorta itself"
-    elif account.share("first_steps") >= LARGE_SHARE:
-        more = quantity(account.mean_ms("first_steps"), "ms")
-        own = f", {more} of it longer first steps"
     return (
         f"{dataset.label}: a step takes {quantity(account.mean_step_ms, 'ms')}{own}"
-        f" (mean of {steps}, {ranks}, source: {dataset.source})"
+        f" ({steps}, {ranks}, source: {dataset.source}){_recorded(account)}"
     )
 
 
-def _all_steps(dataset: Dataset, account: Account) -> str:
-    """The mean of all judged steps, where those of the account took clearly longer or shorter; not where most
-    took as long: a host that fills its device's queue anew is short in some."""
-    step_ms, apart_ms = dataset.first.values("step_ms"), LARGE_SHARE * account.mean_step_ms
-    mean_ms = float(np.mean(step_ms))
-    is_refilled = mean_ms < account.mean_step_ms <= float(np.median(step_ms)) + apart_ms
-    if not abs(mean_ms - account.mean_step_ms) > apart_ms > 0 or is_refilled:
+def _recorded(account: Account) -> str:
+    """'; the 21 that were recorded took 400 ms, and sizes are scaled to 280 ms', where these are no usual
+    ones."""
+    usual = account.usual
+    if usual is None or not abs(usual.recorded_ms - usual.ms) >= WORTH_TELLING * usual.ms:
         return ""
-    return f", all {account.num_judged:,}: {quantity(mean_ms, 'ms')}"
+    took = f"; the {account.step_ms.shape[1]:,} that were recorded took {quantity(usual.recorded_ms, 'ms')}"
+    if usual.recorded_ms > usual.ms:
+        return f"{took}: sizes are scaled to {quantity(usual.ms, 'ms')}"
+    return f"{took}: what the others take longer for was not recorded"
 
 
 def causes_text(causes: Causes, run: Run) -> str:

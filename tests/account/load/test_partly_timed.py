@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 
 from aorta.account.judge.answer import dataset_answer
+from aorta.account.judge.cells import account_of
 from aorta.account.judge.gate import check_budget, load_budget
 from aorta.account.judge.judged import dataset, judge
 from aorta.account.judge.timed_steps import remarks
@@ -123,14 +124,14 @@ def test_a_limit_is_judged_by_the_timed_steps(tmp_path):
 
 
 @pytest.mark.heavy
-def test_shares_of_the_step_are_of_steps_that_were_timed(tmp_path):
+def test_the_step_is_that_of_all_steps_and_its_shares_those_of_the_timed_ones(tmp_path):
     """2 ms of 10: the others take 5 ms, of which 2 would be 40 %."""
     folder = sparse_run(tmp_path, exposed=2.0, untimed_ms=5.0)
     found = alone(folder)
-    assert dataset_answer(found).startswith("a: a timed step takes 10.0 ms; 20 % of it is exposed")
+    assert dataset_answer(found).startswith("a: a step takes 5.00 ms; 20 % of it is exposed")
     text = dataset_table(found)
-    assert row_of(text, "step").split()[1] == "10.0"
-    assert "median 10.0" in row_of(text, "step")  # of the steps that the row is of
+    assert row_of(text, "step").split()[1] == "5.00"
+    assert "median 5.00" in row_of(text, "step")  # of the steps that the row is of
     assert "the others 5.00 ms" in text
     assert row_of(text, "communication").split()[3:5] == ["20", "%"]
     said = page(make_report([folder], ["a"], warmup=0))
@@ -165,21 +166,42 @@ def test_steps_that_were_timed_are_no_warm_up_of_those_that_were_not(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("untimed_ms", "steps"),
+    ("untimed_ms", "takes", "told"),
     [
-        pytest.param(30.0, "8 of 32 judged steps, all 32: 25.0 ms", id="longer"),  # (8 * 10 + 24 * 30) / 32
-        pytest.param(10.5, "8 of 32 judged steps", id="alike"),
+        pytest.param(
+            30.0, "30.0 ms (median", "10.0 ms: what the others take longer for was not", id="longer"
+        ),
+        pytest.param(9.2, "9.20 ms (median", "10.0 ms: sizes are scaled to 9.20 ms", id="shorter"),
+        pytest.param(10.1, "10.1 ms (median", "", id="alike"),
+        # Of three in four that are left out, one in three takes 30: (8 * 10 + 16 * 10 + 8 * 30) / 32.
+        pytest.param(
+            lambda step: 30.0 if step % 4 == 1 else 10.0,
+            "15.0 ms (mean",
+            "10.0 ms: what the others take longer for was not",
+            id="kinds",
+        ),
     ],
 )
-def test_the_title_has_the_mean_of_all_steps_where_the_recorded_ones_are_unlike_them(
-    tmp_path, untimed_ms, steps
+def test_the_title_has_the_usual_step_and_what_the_recorded_ones_took_where_that_differs(
+    tmp_path, untimed_ms, takes, told
 ):
     text = title(alone(sparse_run(tmp_path, untimed_ms=untimed_ms)))
-    assert f"a step takes 10.0 ms (mean of {steps}, 2 ranks" in text
+    assert f"a step takes {takes} of all 32 judged steps, 2 ranks" in text
+    assert text.partition("; the 8 that were recorded took ")[2].startswith(told)
+    assert bool(told) == ("recorded took" in text)
+
+
+def test_cells_of_recorded_steps_are_made_as_long_as_the_usual_one(tmp_path):
+    """10 ms of a recorded step against 9.2: all give alike, since events do not know kernels from gaps."""
+    made = alone(sparse_run(tmp_path, exposed=2.0, untimed_ms=9.2))
+    account = account_of(made.first)
+    assert account.mean_ms("communication") == pytest.approx(0.92 * 2.0)
+    assert sum(row.mean_ms for row in account.rows()) == pytest.approx(9.2)
+    assert account.recorded_ms == pytest.approx(10.0)
 
 
 def test_a_host_that_runs_ahead_again_is_short_in_steps_that_are_not(tmp_path):
     """8 of 32 take it 1 ms: their mean would be 7.75."""
     made = alone(sparse_run(tmp_path, untimed_ms=10.0))
     made.first.metrics["step_ms"][:, np.flatnonzero(made.first.left_out)[:8]] = 1.0
-    assert "a step takes 10.0 ms (mean of 8 of 32 judged steps, 2 ranks" in title(made)
+    assert "a step takes 10.0 ms (median of all 32 judged steps, 2 ranks" in title(made)

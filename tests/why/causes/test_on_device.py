@@ -9,7 +9,7 @@ import pytest
 
 from aorta.account.cause import Cause, CodeLine
 from aorta.account.judge.answer import dataset_answer
-from aorta.account.judge.judged import dataset, judge, length_of_left_out
+from aorta.account.judge.judged import dataset, judge
 from aorta.account.load.open import load_run
 from aorta.records.schema import UNLIKE, HostSpan, HostUse, KernelSums, LineOfWork, OperatorLoop, WorkOfStep
 from aorta.records.stacks import StackFrame
@@ -805,17 +805,6 @@ def test_a_rank_that_launches_late_stands_behind_what_all_hosts_lose(host_ms, is
 def test_an_interval_reaches_down_to_what_another_measure_tells():
     found, _ = Worth(10.0, (10.0, 10.0)).printed(100.0, 2.0, (0.65, 0.3), 0.5)
     assert found == pytest.approx((5.0 * np.exp(-0.65), 12.0 * np.exp(0.3)))
-
-
-@pytest.mark.parametrize(("left_out_ms", "length"), [(8.0, 0.8), (11.0, 1.0)])
-def test_steps_that_were_not_recorded_may_be_shorter(left_out_ms, length):
-    is_left_out = np.arange(20) % 2 == 0
-    step_ms = np.where(is_left_out, left_out_ms, 10.0)
-    whole = SimpleNamespace(
-        left_out=is_left_out, judged_steps=slice(0, None), values=lambda _: np.array([step_ms])
-    )
-    recorded = SimpleNamespace(whole=whole, values=lambda _: np.full((1, 10), 10.0))
-    assert length_of_left_out(recorded) == pytest.approx(length)
 
 
 def test_a_rank_that_is_late_by_longer_batches_is_one_cause():
