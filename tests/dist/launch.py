@@ -18,23 +18,17 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import chdir, contextmanager
 from dataclasses import dataclass
+from functools import cache
+from multiprocessing import forkserver
 from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
 
 from tests.limits import LIMIT_S
 
-_SERVER_PRELOAD = [
-    "torch",
-    "torch.distributed.checkpoint",
-    "torch.distributed.fsdp",
-    "torch.distributed.tensor.parallel",
-    "aorta.training.command",
-    "pytest",
-    "scipy.stats",
-]
+_ROOT = Path(__file__).parents[2]
 
 
 class RankFailure(AssertionError):
@@ -179,9 +173,12 @@ def run_python(
         return subprocess.CompletedProcess(words, process.exitcode or 0, *texts)
 
 
+@cache
 def _context() -> Any:
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(_SERVER_PRELOAD)
+    context.set_forkserver_preload(["tests.dist.forked_from"])
+    with chdir(_ROOT):  # where the server finds what it loads
+        forkserver.ensure_running()
     return context
 
 
