@@ -2,7 +2,10 @@
 
 from collections import defaultdict
 from itertools import dropwhile
+from pathlib import Path
+from typing import NamedTuple
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -19,10 +22,17 @@ from aorta.account.judge.stacks import (
     samples_of,
 )
 from aorta.account.model import Run
+from aorta.account.numbers import number, quantity
 from aorta.records.stacks import StackFrame, StackPhase
 from aorta.why.causes.finding import CauseFinding
-from aorta.why.causes.losses.program_code import EMPTY_CACHE, SYNCHRONIZE, lines_of_spans, of_group
-from aorta.why.causes.program import program_of
+from aorta.why.causes.losses.program_code import (
+    EMPTY_CACHE,
+    SYNCHRONIZE,
+    calls_of_spans,
+    lines_of_spans,
+    of_group,
+)
+from aorta.why.causes.program import noted_program, program_of
 
 FEWEST = 3
 """Samples that show a loss."""
@@ -46,6 +56,12 @@ NO_LINE = {
 }
 """Kinds, and operations and origins of others, that no line of the program is the reason of, or none that
 samples show: the host does not wait for it."""
+READS = ("item", "tolist", "cpu")
+"""Methods of a tensor that hand its values to the host."""
+SENDS = ("torch.to", "Tensor.to", "to", "Tensor.cuda", "cuda", "torch.as_tensor", "torch.tensor")
+"""Calls that may hand values to the device, as samples name them."""
+SEVERAL = 2
+"""Values read a step, from which on a function may go back and forth between host and device."""
 OF_PHASE: dict[CauseKind, StackPhase] = {
     "data_loading": "data",
     "checkpoint": "checkpoint",
@@ -53,6 +69,16 @@ OF_PHASE: dict[CauseKind, StackPhase] = {
     "compute": "forward",
 }
 """Kinds that are a phase, or show in one."""
+
+
+class Waits(NamedTuple):
+    """A call that waits for the device, in a line of the program."""
+
+    at: StackFrame
+    call: str
+    num: float
+    """A step, of those that take long enough to be noted."""
+    ms: float
 
 
 def line_of(finding: CauseFinding, judged: Run) -> CodeLine | None:
@@ -104,6 +130,61 @@ def line_of(finding: CauseFinding, judged: Run) -> CodeLine | None:
             None if site is None else _line_without_samples(site.file, site.line, site.function, site.place)
         )
     return None if rows and not _issues_most(found, rows, stacks, finding.kind) else found
+
+
+def waiting_calls(finding: CauseFinding, judged: Run) -> list[Waits]:
+    """Calls that wait for the device, those that wait longest first, where their lines were noted; none of a
+    finding that has a line of its own."""
+    if finding.kind != "synchronisation" or "at" in finding.facts:
+        return []
+    calls = calls_of_spans(judged, "synchronisation", finding.rank)
+    samples = [one for rank in judged.ranks[:MOST_RANKS] if (one := _samples(judged, rank)) is not None]
+    frames = {(Path(frame.file).name, frame.line): frame for one in samples for frame in one.stacks.frames}
+    unknown = [StackFrame(file, line, "<unknown>", True) for (file, line), _ in calls]
+    return sorted(
+        (
+            Waits(frames.get(line, frame), call, num, ms)
+            for ((line, call), (num, ms)), frame in zip(calls.items(), unknown, strict=True)
+            if line[1]
+        ),
+        key=lambda one: -one.ms,
+    )
+
+
+def waiting_line(waits: list[Waits]) -> CodeLine | None:
+    """That of most of the time that is waited."""
+    if not waits or waits[0].ms <= MOST * sum(one.ms for one in waits):
+        return None
+    at = waits[0].at
+    line = _line_without_samples(at.file, at.line, at.outer_function, at.text)
+    return msgspec.structs.replace(line, calls=f"{waits[0].call} of torch")
+
+
+def sends_own_data(waits: list[Waits], judged: Run) -> bool:
+    """Whether the function that waits reads values several times a step, and gives the device data that no
+    loader has: a simulator's or a sampler's may depend on what is read."""
+    samples = [one for rank in judged.ranks[:MOST_RANKS] if (one := _samples(judged, rank)) is not None]
+    rows = noted_program(judged.record).get("loaders") or []
+    if not waits or waits[0].call not in READS or any(row.get("num_batches") for row in rows):
+        return False
+    at, num = waits[0].at, sum(one.num for one in waits if one.call in READS)
+    sends = [
+        stack
+        for one in samples
+        for stack in one.chosen(one.is_judged & one.leaf_is(lambda leaf: leaf.function in SENDS))
+        if (line := innermost(stack.frames)) is not None
+        and (line.file, line.outer_function) == (at.file, at.outer_function)
+    ]
+    return num >= SEVERAL and len(sends) >= FEWEST
+
+
+def waits_text(waits: list[Waits]) -> str:
+    """'the host waits in item, train.py:57 (21 times a step and more, 6.07 ms) and ...'"""
+    parts = [
+        f"{one.call} in {one.at.text} ({number(one.num)} times a step, {quantity(one.ms, 'ms')})"
+        for one in waits[:MOST_ISSUED]
+    ]
+    return f"the host waits for the device in {', '.join(parts)}" if parts else ""
 
 
 def issuing_layer(finding: CauseFinding, judged: Run) -> str:

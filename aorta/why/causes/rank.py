@@ -35,7 +35,15 @@ from aorta.account.numbers import counted, quantity
 from aorta.account.rows import positive
 from aorta.timeline.statistics import MIN_STEPS, estimate, side
 from aorta.timeline.types import TRACE_SOURCES
-from aorta.why.causes.code_lines import issued_text, issuing_layer, line_of
+from aorta.why.causes.code_lines import (
+    issued_text,
+    issuing_layer,
+    line_of,
+    sends_own_data,
+    waiting_calls,
+    waiting_line,
+    waits_text,
+)
 from aorta.why.causes.contradictions import Exposures, without_contradictions
 from aorta.why.causes.finding import (
     WAIT,
@@ -233,6 +241,12 @@ def _of_no_usual_step(cause: Cause, finding: CauseFinding, judged: Run, account:
         return (
             f"{subject}: {quantity(cause.ms, 'ms')} a step. The model is called there: data for an update of"
             " several optimizer steps, or a longer batch, is no loss; an evaluation can come less often."
+        )
+    if sends_own_data(calls := waiting_calls(finding, judged), judged):
+        return (
+            f"{subject}: {quantity(cause.ms, 'ms')} a step; {waits_text(calls)}, and that function gives it"
+            " data of the program's own. Where these depend on what it reads, as of a simulator, nothing can"
+            " be read later, and none of it is lost."
         )
     if finding.kind in SEEN and finding.facts.get("in_steps") == 1 and cause.interval_ms is None:
         return (
@@ -599,7 +613,8 @@ def cause_of(
         if not finding.is_risk:
             return None
         value, share = Worth(0.0, None, "no time is lost yet"), 0.0
-    line = line_of(finding, judged)
+    sampled, calls = line_of(finding, judged), waiting_calls(finding, judged)
+    line = waiting_line(calls) or sampled
     is_of_workers = finding.kind == "data_loading" and "workers" in stack and not value.is_rare
     if is_of_workers and line is not None and line.doing == "runs":
         return None  # it takes batches out of the workers' hands, which more of them do not shorten
@@ -649,14 +664,13 @@ def cause_of(
         max(room.most_ms, value.ms + (0.0 if is_of_kernels else finding.more_ms)),
         room.more_ms + finding.more_ms + beside_ms,
         (less, more),
-        1.0 if is_of_kernels else _least_part(finding, line),
+        1.0 if is_of_kernels else _least_part(finding, sampled),
     )
     if finding.facts.get("is_most"):
         interval, why_no_interval = None, f"{MOST}: what the host leaves of it is not known"
     if line is not None and line.num_samples:
         evidence.append(seen_text(line))
-    if issued := issued_text(finding, judged):
-        evidence.append(issued)
+    evidence += filter(None, (waits_text(calls), issued_text(finding, judged)))
     example = finding.facts.get("example")
     rank, global_step, at_ms = finding.rank, _example_step(finding, account), None
     if example is not None:

@@ -1,6 +1,7 @@
 """The line of the program that a cause names, by stacks written beside a run with a known loss."""
 
 import msgspec
+import numpy as np
 import pytest
 
 from aorta.account.judge.cells import account_of
@@ -9,11 +10,13 @@ from aorta.account.load.open import load_run
 from aorta.records.files import sites_name
 from aorta.records.schema import CallSite, CallSites, HostSpan, HostUse
 from aorta.records.stacks import STACK_PHASES, StackFrame
+from aorta.why.causes.code_lines import sends_own_data, waiting_calls, waiting_line
+from aorta.why.causes.finding import CauseFinding
 from aorta.why.causes.losses.program_code import _python_at, code_in_passes
 from aorta.why.causes.rank import found_causes
 from tests.account.judge.sampled_runs import MAIN, sampled, sampled_dataset
 from tests.records.run_folders import run_record
-from tests.why.causes.runs import Host, causes, plain, run_of, waited
+from tests.why.causes.runs import STEPS, Host, causes, plain, run_of, waited
 from tests.why.causes.stacks import COMMON, FRAMES, TRAIN, write_stacks
 
 
@@ -404,6 +407,65 @@ def test_the_line_of_one_wait_is_not_named_for_what_the_host_does_behind_it(tmp_
     for rank in (0, 1):
         write_stacks(folder, rank, COMMON, ("main", "rest", "runs", 10.0), ("augment", "rest", "runs", 6.0))
     assert first_cause(folder).line.text == "augment(), straggler.py:5"
+
+
+def reads(num, call, place):
+    """It is waited for 0.5 ms num times a step in this call, and once for 0.1 ms in another line."""
+
+    def make(rank, step, noise):
+        host = Host().work(20.0 * noise.gauss(1, 0.01))
+        host.host.append(HostSpan("synchronisation", 9.0, 9.1, "bool in data.py:7"))
+        for at in range(num):
+            host.host.append(HostSpan("synchronisation", at + 0.0, at + 0.5, f"{call} in {place}"))
+        return host.comm(2.0), {"source": "kernels"}
+
+    return make
+
+
+WAIT = CauseFinding("synchronisation", np.ones(STEPS), {("synchronisation",): 1.0})
+
+
+def judged_with_stacks(folder, make, *stacks, **run):
+    folder = run_of(folder, make, run_record(2, **run))
+    for rank in (0, 1):
+        write_stacks(folder, rank, COMMON, *stacks)
+    return judge(load_run(folder, "run"))
+
+
+def test_the_line_that_waits_longest_is_the_line_of_a_wait(tmp_path):
+    """Though samples are in the line whose launches come behind it."""
+    judged = judged_with_stacks(
+        tmp_path,
+        reads(8, "item", "train.py:20"),
+        ("main", "rest", "runs", 2.0),
+        ("augment", "rest", "runs", 8.0),
+    )
+    calls = waiting_calls(WAIT, judged)
+    assert [(one.at.text, one.call) for one in calls] == [
+        ("main(), train.py:20", "item"),
+        ("Rows.__getitem__(), data.py:7", "bool"),
+    ]
+    assert [(one.num, one.ms) for one in calls] == [pytest.approx((8.0, 4.0)), pytest.approx((1.0, 0.1))]
+    line = waiting_line(calls)
+    assert (line.text, line.calls, line.num_samples) == ("main(), train.py:20", "item of torch", 0)
+
+
+LOADER = {"loaders": [{"num_batches": 9, "num_workers": 0}]}
+
+
+@pytest.mark.parametrize(
+    ("make", "run", "is_own"),
+    [
+        pytest.param(reads(8, "cpu", "train.py:20"), {}, True, id="of-a-simulator"),
+        pytest.param(reads(8, "cpu", "train.py:20"), {"program": LOADER}, False, id="of-a-loader"),
+        pytest.param(reads(1, "cpu", "train.py:20"), {}, False, id="once"),
+        pytest.param(reads(8, "bool", "train.py:20"), {}, False, id="a-branch"),
+        pytest.param(reads(8, "cpu", "straggler.py:5"), {}, False, id="in-another-function"),
+    ],
+)
+def test_what_a_function_sends_may_depend_on_what_it_reads(tmp_path, make, run, is_own):
+    judged = judged_with_stacks(tmp_path, make, ("tensor", "rest", "runs", 2.0), **run)
+    assert sends_own_data(waiting_calls(WAIT, judged), judged) == is_own
 
 
 def write_sites(folder, *issued):

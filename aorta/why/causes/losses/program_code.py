@@ -308,17 +308,30 @@ def lines_of_spans(
     run: Run, kind: HostKind, rank: int | None = None, chosen: NDArray[np.int64] | None = None
 ) -> dict[Line, tuple[float, float]]:
     """By line of the program, how often a step spans of this kind were noted there, and of how many ms;
-    ('', 0) of those with which no line was noted. Of the first steps of one rank; chosen: of these steps."""
+    ('', 0) of those with which no line was noted. Arguments: as of calls_of_spans."""
+    found: dict[Line, tuple[float, float]] = {}
+    for (line, _), (num, ms) in calls_of_spans(run, kind, rank, chosen).items():
+        before = found.get(line, (0.0, 0.0))
+        found[line] = before[0] + num, before[1] + ms
+    return found
+
+
+def calls_of_spans(
+    run: Run, kind: HostKind, rank: int | None = None, chosen: NDArray[np.int64] | None = None
+) -> dict[tuple[Line, str], tuple[float, float]]:
+    """The same by the function that was called there. Of the first steps of one rank; chosen: of these
+    steps."""
     steps = set((run.global_step[run.judged_steps] if chosen is None else chosen).tolist())
     of_rank = run.records(run.ranks[0] if rank is None else rank)
     records = (record for record in of_rank if record.global_step in steps)
     noted = [record.host_spans for record in islice(records, DETAILED_STEPS) if record.host_spans is not None]
-    found: dict[Line, tuple[float, float]] = {}
+    found: dict[tuple[Line, str], tuple[float, float]] = {}
     for span in (span for spans in noted for span in spans if span.kind == kind):
         place = WHERE.search(span.where)
         line = (Path(place[1]).name, int(place[2])) if place else ("", 0)
-        num, ms = found.get(line, (0.0, 0.0))
-        found[line] = num + 1 / len(noted), ms + (span.end_ms - span.start_ms) / len(noted)
+        call = line, span.where[: place.start()] if place else ""
+        num, ms = found.get(call, (0.0, 0.0))
+        found[call] = num + 1 / len(noted), ms + (span.end_ms - span.start_ms) / len(noted)
     return found
 
 
