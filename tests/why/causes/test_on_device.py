@@ -312,6 +312,32 @@ def test_nothing_is_worth_changing_only_where_little_passes_through_memory(tmp_p
     assert re.match(told, nothing_text(single, found_causes(single.first)))
 
 
+@pytest.mark.parametrize(
+    ("gemm_ms", "kind", "told"),
+    [
+        pytest.param(4.0, "imbalance", "those of gemm take as long on all", id="more-work"),
+        pytest.param(10.0, "late_rank", "compute: 32", id="maybe-a-slower-device"),
+    ],
+)
+def test_of_a_rank_that_computes_longer_equal_work_saves_what_is_beyond_the_mean(
+    tmp_path, gemm_ms, kind, told
+):
+    """32 ms there and 14 on the other rank: 9 of the 18 that one waits for the other."""
+
+    def make(rank, step, noise):
+        own_ms = 18.0 * (rank == 0) * noise.gauss(1, 0.01)
+        classes = {"gemm": (gemm_ms if rank == 0 else 4.0, 26), "elementwise": (10.0 + own_ms, 60)}
+        kernels = KernelSums(num_kernels=86, classes=classes)
+        return Host().work(14.0 + own_ms).comm(2.0 + 18.0 * (rank == 1)), used(45.0) | {"kernels": kernels}
+
+    first = named(tmp_path / "run", make)[0]
+    assert (first.kind, first.rank, first.ms) == (kind, 0, pytest.approx(9.0, rel=0.02))
+    assert any(told in text for text in first.evidence)
+    least, most = first.interval_ms
+    assert least < 9.0 < most
+    assert (most > 18.0) == (kind == "late_rank")  # a device that is mended computes 18 ms less
+
+
 def reads_values(num, kernels):
     """num values one by one, each waited for in 0.05 ms, with 0.25 ms of launches between."""
 

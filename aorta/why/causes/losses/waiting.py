@@ -21,8 +21,9 @@ from aorta.account.judge.late import (
     steps_left_out,
 )
 from aorta.account.load.rank.host import CPU, READY, UNTIL_UPDATE
+from aorta.account.load.rank.kernels import COUNT, TIME
 from aorta.account.load.rank.phases import PHASES, PREFIX, STEP
-from aorta.account.metrics import WORK
+from aorta.account.metrics import WORK, of_operation, operations
 from aorta.account.model import Run
 from aorta.account.numbers import quantity
 from aorta.account.rows import of_the_others, positive
@@ -49,6 +50,9 @@ QUEUED = 512
 holds, since events and copies are in it, too."""
 SHRINKS = 0.01
 """Of a step, by which a lead gets smaller in each, from which on no queue holds the host back."""
+AS_LONG, LEAST_OF_KERNELS = 1.1, 0.02
+"""Time of a class of kernels over that of other ranks, up to which they are as fast there; of a late rank's
+kernels, that a class must have to tell."""
 UNEQUAL = 1.1
 """Bytes of a rank's all_to_all over the mean of the ranks."""
 PART_KINDS: tuple[tuple[str, CauseKind], ...] = (
@@ -252,6 +256,9 @@ def _late_rank(judged: Run, parts: Parts, left: Floats) -> Iterator[CauseFinding
         elif (more := _has_more_of(parts, late)) is not None:
             own, text = more
             evidence = [text]
+            if own == "compute" and parts.on_device:
+                yield _of_more_work(judged, parts, late, facts, text)
+                return
             if own == "launch" and late.occasions is None and late.ms.mean() > 0:
                 gained_ms = _gained_ms(judged, parts, late.row)
                 part = 1.0 if gained_ms is None else min(gained_ms / float(late.ms.mean()), 1.0)
@@ -268,6 +275,51 @@ def _late_rank(judged: Run, parts: Parts, left: Floats) -> Iterator[CauseFinding
         return
     own = "compute" if facts.get("op") == "works" else own
     yield _finding_of(late, ranks[worst], of_one_rank(len(ranks), own, *ANY_CELL), facts, evidence)
+
+
+def _of_more_work(
+    judged: Run, parts: Parts, late: Lateness, facts: dict[str, object], evidence: str
+) -> CauseFinding:
+    """Of a rank whose device computes longer: what equal work on all ranks saves, its excess over their mean.
+    Where its device may be slower instead, mending that saves all of its excess."""
+    num, uneven = len(judged.ranks), _uneven_work(judged, late)
+    part, occasions = 1 - 1 / num, late.occasions
+    if occasions is not None:
+        occasions = replace(
+            occasions,
+            excess_ms=part * occasions.excess_ms,
+            usual_error_ms=part * occasions.usual_error_ms,
+        )
+    less = replace(late, ms=part * late.ms, occasions=occasions)
+    found = _finding_of(less, judged.ranks[late.row], {WAIT: 1.0}, facts, [evidence])
+    if uneven is None:
+        found.more_ms = float((late.ms - less.ms).mean())
+        return found
+    mine, others = _of_rank(parts.compute_ms, late)
+    found.kind, found.evidence = "imbalance", [uneven]
+    found.facts |= {"op": "kernels", "mine_ms": mine, "others_ms": others}
+    found.facts["equal_ms"] = others + (mine - others) / num
+    return found
+
+
+def _uneven_work(judged: Run, late: Lateness) -> str | None:
+    """Which kernels take longer on a late rank, and which take as long: a slower device has all longer. None
+    where all are, or nothing tells."""
+    names = [name for name in operations(judged.metrics, TIME) if name != "communication"]
+    own = {name: _of_rank(judged.values(of_operation(TIME, name)), late) for name in names}
+    least_ms = LEAST_OF_KERNELS * sum(mine for mine, _ in own.values())
+    alike = [name for name, (mine, others) in own.items() if least_ms < others and mine < AS_LONG * others]
+    longest = max(own, key=lambda name: own[name][0] - own[name][1], default="")
+    if not alike:
+        return None
+    num, others_num = _of_rank(judged.values(of_operation(COUNT, longest)), late)
+    mine, others = own[longest]
+    same = max(alike, key=lambda name: own[name][1])
+    return (
+        f"{num:,.0f} kernels ({longest}) take {quantity(mine, 'ms')} there, {others_num:,.0f} on the others"
+        f" {quantity(others, 'ms')}; those of {same} take as long on all: it has"
+        " more work, and no slower device"
+    )
 
 
 def _finding_of(
