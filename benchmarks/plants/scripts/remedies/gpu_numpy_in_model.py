@@ -17,7 +17,7 @@ class Weighted(nn.Module):
     def __init__(self):
         super().__init__()
         self.inner = nn.ModuleList(
-            network(width=1024, layers=2, features=1024, classes=1024) for _ in range(4)
+            network(width=4096, layers=2, features=1024, classes=1024) for _ in range(4)
         )
         self.outer = nn.Linear(1024, 10)
 
@@ -32,9 +32,9 @@ class Weighted(nn.Module):
 
 model = Weighted().to(device)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.01, fused=True)
-rows, labels = torch.randn(512, 1024, device=device), torch.randint(10, (512,), device=device)
+rows, labels = torch.randn(1024, 1024, device=device), torch.randint(10, (1024,), device=device)
 for _ in steps(200):
-    places = np.random.randint(0, 4096, 512)
+    places = np.random.randint(0, 4096, 1024)
     optimizer.zero_grad()
     cross_entropy(model(rows, places), labels).backward()
     optimizer.step()

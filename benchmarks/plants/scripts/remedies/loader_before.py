@@ -35,7 +35,7 @@ class Sentences(Dataset):
 
 dist.init_process_group("gloo")
 torch.set_num_threads(1)
-model = DistributedDataParallel(network(width=128))
+model = DistributedDataParallel(network(width=768))
 optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
 batches = iter(DataLoader(Sentences(["a story", "of two", "cities!"] * 1000), batch_size=32))
 for _ in steps():

@@ -30,6 +30,6 @@ if __name__ == "__main__":
     for _ in steps():
         rows, labels = next(batches)
         optimizer.zero_grad()
-        for _ in range(12):
+        for _ in range(4):
             cross_entropy(model(rows.repeat(6, 1)), labels.repeat(6)).backward()
         optimizer.step()

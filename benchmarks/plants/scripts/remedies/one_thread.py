@@ -1,14 +1,15 @@
 """
 cause: program_code
-told: leave torch more than one thread at one_thread.py:\d+ \(torch.set_num_threads\)
+told: or leave torch more than one thread at one_thread.py:\d+ \(torch.set_num_threads\)
 """
 
 import torch
 from measured import batch, network, steps
 from torch.nn.functional import cross_entropy
 
-torch.set_num_threads(1)
-# -> torch.set_num_threads(2)
+threads = 1
+# -> threads = 2
+torch.set_num_threads(threads)
 model = network(width=128)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
 images = torch.rand(64, 3, 256, 256)

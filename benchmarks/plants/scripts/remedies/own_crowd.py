@@ -10,8 +10,9 @@ from measured import batch, network, steps
 from torch.nn.functional import cross_entropy
 
 os.sched_setaffinity(0, list(os.sched_getaffinity(0))[:1])
-torch.set_num_threads(4)
-# -> torch.set_num_threads(1)
+threads = 4
+# -> threads = 1
+torch.set_num_threads(threads)
 model = network(width=512)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
 for _ in steps():

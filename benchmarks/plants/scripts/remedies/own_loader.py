@@ -1,6 +1,6 @@
 """
-cause: between_steps
-told: a loader of the program.s own goes to DataLoader|do what .*own_loader.py:\d+ does less often
+cause: program_code|between_steps
+told: do what .*own_loader.py:\d+ does once for all samples before training, or in a data set
 """
 
 import torch

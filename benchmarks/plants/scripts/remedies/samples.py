@@ -1,6 +1,6 @@
 """
-cause: between_steps
-told: do what .*samples.py:\d+ does less often
+cause: between_steps|program_code
+told: do what .*samples.py:\d+ does (less often|in one step of N)
 """
 
 import torch

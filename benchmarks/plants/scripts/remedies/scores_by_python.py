@@ -21,7 +21,7 @@ def distance(first, second):
     return row[-1]
 
 
-texts = [f"{number:07d}" * 6 for number in range(0, 8000, 1000)]
+texts = [f"{number:07d}" * 6 for number in range(0, 32000, 1000)]
 errors = []
 for step in steps(120):
     rows, labels = batch()

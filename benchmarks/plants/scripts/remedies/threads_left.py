@@ -7,8 +7,9 @@ import torch
 from measured import batch, network, steps
 from torch.nn.functional import cross_entropy
 
-torch.set_num_threads(1)
-# -> torch.set_num_threads(2)
+threads = 1
+# -> threads = 2
+torch.set_num_threads(threads)
 model = network(width=1024)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
 for _ in steps(60):

@@ -1,6 +1,6 @@
 """
-cause: pause|between_steps
-told: do what .*validating.py:\d+ does less often, on less
+cause: between_steps
+told: do what .*validating.py:\d+ does less often, or on fewer batches
 """
 
 import torch
@@ -11,6 +11,15 @@ torch.set_num_threads(1)
 model = network()
 optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
 held_out = [batch(512) for _ in range(4)]
+
+
+def validate():
+    model.eval()
+    with torch.no_grad():
+        print(sum(cross_entropy(model(rows), labels).item() for rows, labels in held_out))
+    model.train()
+
+
 for step in steps(120):
     rows, labels = batch()
     optimizer.zero_grad()
@@ -18,5 +27,4 @@ for step in steps(120):
     optimizer.step()
     if step % 6 == 5:
         # -> if step % 60 == 59:
-        with torch.no_grad():
-            print(sum(cross_entropy(model(rows), labels).item() for rows, labels in held_out))
+        validate()
