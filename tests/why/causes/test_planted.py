@@ -414,8 +414,8 @@ def test_padding_whose_targets_are_ignored_is_not_told_twice(tmp_path):
 
 @pytest.mark.parametrize(
     ("threads", "cores", "workers", "ms"),
-    [(1, 4, 0, 9.8), (2, 4, 0, None), (1, 4, 1, None), (1, None, 0, None)],
-    ids=["half", "all", "workers-have-them", "nobody-counted-them"],
+    [(1, 4, 0, 9.8), (2, 4, 0, None), (1, 3, 0, None), (1, 4, 1, None), (1, None, 0, None)],
+    ids=["half", "all", "one-is-no-more-a-rank", "workers-have-them", "nobody-counted-them"],
 )
 def test_cores_that_idle_cost_their_part_of_what_operators_compute(tmp_path, threads, cores, workers, ms):
     """Two ranks, 30 ms of compute: 80 operators of 25 us are not divided, 0.7 of half of the rest is lost."""

@@ -379,7 +379,8 @@ def idle_cores(judged: Run, account: Account) -> Iterator[CauseFinding]:
         return
     used = len(judged.ranks) * threads
     num_workers = sum(row.get("num_workers") or 0 for row in noted_program(record).get("loaders") or [])
-    is_busy = used + len(judged.ranks) * num_workers > MOST_USED * cores
+    enough = cores // len(judged.ranks)
+    is_busy = used + len(judged.ranks) * num_workers > MOST_USED * cores or enough <= threads
     work_ms = work_ms_of(account)
     if is_busy or account.share("core_taken") > LARGE or account.share(*WORK) < HALF:
         return
@@ -392,7 +393,7 @@ def idle_cores(judged: Run, account: Account) -> Iterator[CauseFinding]:
         "at": None if at is None else StackFrame(at[0], at[1], "<module>", True),
         "threads": f"{threads}",
         "whole_cores": f"{cores}",
-        "enough": f"{cores // len(judged.ranks)}",
+        "enough": f"{enough}",
     }
     yield CauseFinding("compute", part * work_ms, TAKES, facts=facts)
 

@@ -1,6 +1,6 @@
 """
-cause: between_steps
-told: do what .*validating.py:\d+ does less often, or on fewer batches
+cause: pause|between_steps
+told: do what .*validating.py:\d+ does less often, (or on fewer batches|on less)
 """
 
 import torch
