@@ -1,5 +1,7 @@
 """Who issues the collectives of a step, and what these move: places that were looked at in a few steps."""
 
+from collections import defaultdict
+
 import msgspec
 
 from aorta.account.judge.profiles import sampled_ranks
@@ -9,6 +11,13 @@ from aorta.records.stacks import StackFrame
 
 PARAMETERS = "parameters of "
 """What a gather for a module is written to move."""
+ALIKE = {
+    "gradients, bucket ": "gradients in {num} buckets",
+    "gradients of ": "gradients of {num} modules",
+    PARAMETERS: "parameters of {num} modules",
+    "a tensor of ": "tensors of {num} modules",
+}
+"""What many calls of one place are written to move, by the beginning of that."""
 
 
 class SiteRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -72,6 +81,25 @@ def sites_of(judged: Run) -> list[SiteRow]:
             rows.setdefault(key, (row, []))[1].append(rank)
     found = [msgspec.structs.replace(row, ranks=ranks) for row, ranks in rows.values()]
     return sorted(found, key=lambda row: (-row.bytes_per_step, -row.per_step, row.place))
+
+
+def site_texts(judged: Run) -> list[str]:
+    """The same in words: what one place moves alike, as the buckets of a replica, is one text."""
+    groups: dict[tuple[str, ...], list[SiteRow]] = defaultdict(list)
+    for row in sites_of(judged):
+        groups[row.op, row.place, row.often, next(filter(row.moves.startswith, ALIKE), row.moves)].append(row)
+    return [text for _, text in sorted(map(_of_group, groups.items()), key=lambda entry: -entry[0])]
+
+
+def _of_group(group: tuple[tuple[str, ...], list[SiteRow]]) -> tuple[float, str]:
+    """Bytes of rows that are alike, and that in words."""
+    (op, place, often, moves), (first, *others) = group
+    size = first.bytes_per_step + sum(row.bytes_per_step for row in others)
+    if not others or moves not in ALIKE:
+        return size, first.text
+    largest = f"{first.moves.removeprefix(moves.removesuffix('bucket '))}, {byte_text(first.bytes_per_step)}"
+    what = ALIKE[moves].format(num=len(others) + 1)
+    return size, f"{op} of {what} in {place}: {often} each, {byte_text(size)} (most: {largest})"
 
 
 def gathers_parameters(judged: Run) -> bool:

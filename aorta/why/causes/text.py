@@ -14,7 +14,7 @@ from aorta.account.judge.kernels import kernels_by_class, kernels_by_name
 from aorta.account.judge.outside import OUTSIDE_WORDS
 from aorta.account.judge.phases import evaluation_text, largest_beside_the_model, largest_text, phases_of
 from aorta.account.judge.profiles import DOING_WORDS, busiest, line_text, told_differences
-from aorta.account.judge.sites import sites_of
+from aorta.account.judge.sites import site_texts
 from aorta.account.load.measures import peak_text
 from aorta.account.model import Causes, Dataset, Run
 from aorta.account.numbers import byte_text, counted, number, percent, quantity
@@ -118,10 +118,10 @@ def causes_text(causes: Causes, run: Run) -> str:
         lines += ["", "Sampled, ms of a step: the program's lines that the thread that trains is in most."]
         for line in busy:
             lines += wrapped(line_text(line, is_difference=False))
-    if sites := sites_of(run):
+    if sites := site_texts(run):
         lines += ["", "Collectives of a rank by the line that issues them, those that move most first."]
-        for row in sites[:MOST_SITES]:
-            lines += wrapped(row.text)
+        for text in sites[:MOST_SITES]:
+            lines += wrapped(text)
     return "\n".join(lines)
 
 
@@ -140,7 +140,14 @@ def _unexplained_text(causes: Causes, step: float) -> str:
     largest = list(causes.unexplained_ms.items())[:MOST_NAMED]
     parts = [f"{CELLS[name].title} {number(ms)}" for name, ms in largest if ms >= LEAST_NAMED * step]
     a_step = "" if causes.listed[0].is_of_trace else " a step"
-    return f"Not explained by these: {quantity(total, 'ms')}{a_step} without compute ({', '.join(parts)})."
+    text = f"Not explained by these: {quantity(total, 'ms')}{a_step} without compute ({', '.join(parts)})."
+    if total <= causes.listed[0].ms:
+        return text
+    name, ms = largest[0]
+    return (
+        f"{text} That is more than the first cause, for no one reason that was seen. Most of it,"
+        f" {quantity(ms, 'ms')}: {CELLS[name].meaning}. Mend the causes first: some of it may go, too."
+    )
 
 
 def _outside_text(account: Account) -> str:

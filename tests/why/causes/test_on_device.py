@@ -21,7 +21,7 @@ from aorta.why.causes.losses.program_code import _computes_by_itself
 from aorta.why.causes.losses.waiting import IN_STEP, in_step
 from aorta.why.causes.rank import Worth, _once, _place, causes_of, found_causes, worth
 from aorta.why.causes.rules import rules
-from aorta.why.causes.text import fact_texts, filled, nothing_text
+from aorta.why.causes.text import _unexplained_text, fact_texts, filled, nothing_text
 from tests.records.run_folders import run_record
 from tests.why.causes.runs import Host, causes, run_of, sampled
 from tests.why.causes.stacks import COMMON, write_stacks
@@ -336,6 +336,19 @@ def test_of_a_rank_that_computes_longer_equal_work_saves_what_is_beyond_the_mean
     least, most = first.interval_ms
     assert least < 9.0 < most
     assert (most > 18.0) == (kind == "late_rank")  # a device that is mended computes 18 ms less
+
+
+@pytest.mark.parametrize(("first_ms", "is_more"), [(12.0, False), (10.9, True)])
+def test_what_no_cause_explains_is_put_beside_the_first_cause(first_ms, is_more):
+    """9 + 2 ms."""
+    listed = [SimpleNamespace(ms=first_ms, is_of_trace=False)]
+    causes = SimpleNamespace(listed=listed, unexplained_ms={"launch": 9.0, "wait": 2.0})
+    told = "Not explained by these: 11.0 ms a step without compute (launches 9.00, waiting for ranks 2.00)."
+    text = _unexplained_text(causes, 40.0)
+    assert text.startswith(told)
+    assert (
+        "That is more than the first cause" in text and "Most of it, 9.00 ms: the host" in text
+    ) == is_more
 
 
 def reads_values(num, kernels):
