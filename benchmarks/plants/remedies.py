@@ -9,7 +9,8 @@
 A program of scripts/remedies says in its docstring which cause it has and what it must be told; comments
 `# ->` say what the line above them becomes (nothing: it goes). A remedy is right where it is told first and
 the changed program is not told it again, in most repeats, and where the median step of the changed program
-takes less time. The two run in turn, both under aorta; what a step takes is what they print.
+takes less time. The two run in turn, both under aorta, unless they are of inference, which aorta knows by its
+traces; what a step takes is what they print.
 tests/benchmarks/test_remedies.py says which remedies have no program, and why.
 """
 
@@ -38,6 +39,8 @@ class Remedy(NamedTuple):
     device: str
     text: str
     """Of the program."""
+    is_traced: bool
+    """It infers: aorta reads the trace that it writes, behind the steps that it times."""
 
     def changed(self) -> str:
         """The program with each line as the comments below it say."""
@@ -70,6 +73,7 @@ def remedies() -> dict[str, Remedy]:
                 facts.get("ranks", 1),
                 facts.get("device", "cpu"),
                 text,
+                facts.get("trace", False),
             )
     return found
 
@@ -134,8 +138,11 @@ def _tried(remedy: Remedy, out: Path, repeats: int) -> dict[str, Any]:
             script = program / f"{remedy.name}.py"
             script.write_text(text)
             (program / "measured.py").write_text((PROGRAMS / "measured.py").read_text())
-            folder = out / str(repeat) / variant / "run"
-            took[variant].append(run(recorded(folder, launched(remedy.ranks, [str(script)])), remedy.name))
+            folder, command = out / str(repeat) / variant / "run", launched(remedy.ranks, [str(script)])
+            if remedy.is_traced:
+                folder.mkdir(exist_ok=True)
+                command = ["env", f"PLANT_TRACE={folder}", *command]
+            took[variant].append(run(command if remedy.is_traced else recorded(folder, command), remedy.name))
             told[variant].append(told_of(folder, remedy))
     num_told, num_again = (
         sum(

@@ -8,7 +8,7 @@ limit_s=${2:-60}
 shift $(($# < 2 ? $# : 2))
 gpus=("${@:-0 1 2 3}")
 read -ra gpus <<< "${gpus[*]}"
-programs=(gpu_layouts gpu_computed_again gpu_unread gpu_doubles gpu_small_kernels gpu_pageable gpu_cache_emptied gpu_losses_read gpu_foreach_off gpu_synchronize)
+read -ra programs < <(cd "$here/scripts/remedies" && grep -l '^device: cuda' -- *.py | xargs grep -L '^ranks: 2' | sed 's/\.py$//' | xargs)
 [[ -n ${ONLY:-} ]] && read -ra programs <<< "$ONLY"
 mkdir -p "$out"
 for i in "${!gpus[@]}"; do

@@ -19,15 +19,10 @@ sys.path.append(str(BENCHMARKS))
 from plants.remedies import PROGRAMS, remedies  # noqa: E402
 
 REMEDIES = remedies()
-OF_SERVERS = "of traces of inference: nothing runs here"
 WITHOUT_PROGRAM = {
     ("clock", "check cooling"): "a fault of a machine",
     ("idle", ""): "of traces without host activities: nothing is set",
     ("late_rank", "inspect"): "a fault of a machine",
-    ("launch_bound", "larger micro-batches"): "what `gpu_compiled` is told where it goes on to be short",
-    ("launch_bound", "replay the forward pass"): OF_SERVERS,
-    ("synchronisation", "prepare the next batch"): OF_SERVERS,
-    ("transfer", "a one-shot or fused"): OF_SERVERS,
 }
 """By kind and the beginning of the remedy; '' stands for all of a kind."""
 

@@ -1,6 +1,6 @@
 """
 cause: optimizer
-told: foreach=False at foreach_off.py:\d+. leave it out, or set fused=True
+told: fused=True at foreach_off.py:\d+. AdamW has it on a CPU too
 """
 
 import torch

@@ -1,6 +1,6 @@
 """
 cause: launch_bound|optimizer
-told: torch.compile\(model\)|mode='reduce-overhead'
+told: ^torch.compile\(model\)
 device: cuda
 """
 

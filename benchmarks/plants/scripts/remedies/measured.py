@@ -31,6 +31,12 @@ def steps(num=60, work=1):
             began_s = now_s()
         yield step
     print(f"{1e3 * (now_s() - began_s) / (num - num // 4) / work:.2f} ms a step", flush=True)
+    if "PLANT_TRACE" in os.environ:  # of a few more, which nothing records
+        with torch.profiler.profile() as profiler:
+            for step in range(num, num + 12):
+                yield step
+            now_s()
+        profiler.export_chrome_trace(f"{os.environ['PLANT_TRACE']}/rank_{os.environ.get('RANK', 0)}.json.gz")
 
 
 def now_s():

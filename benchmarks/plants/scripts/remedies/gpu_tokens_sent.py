@@ -1,15 +1,15 @@
 """
 cause: transfer
 told: send tokens \(or embeddings\) in bf16
+device: cuda
 ranks: 2
 """
 
 import torch
 import torch.distributed as dist
-from measured import network, steps
+from measured import network, place, steps
 
-dist.init_process_group("gloo")
-torch.set_num_threads(1)
+device = place()
 dtype = torch.float32
 # -> dtype = torch.bfloat16
 
@@ -19,7 +19,7 @@ class Sent(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, rows):
-        given = torch.empty(rows.shape, dtype=dtype)
+        given = torch.empty(rows.shape, dtype=dtype, device=device)
         dist.all_to_all_single(given, rows.to(dtype))
         return given.to(rows.dtype)
 
@@ -28,10 +28,10 @@ class Sent(torch.autograd.Function):
         return Sent.apply(gradient.contiguous())
 
 
-expert = network(width=64, layers=1, features=512, classes=512)
-optimizer = torch.optim.SGD(expert.parameters(), lr=0.01)
-tokens = torch.randn(4096, 512)
-for _ in steps():
+expert = network(width=256, layers=1, features=2048, classes=2048).to(device)
+optimizer = torch.optim.SGD(expert.parameters(), lr=0.01, fused=True)
+tokens = torch.randn(65536, 2048, device=device)
+for _ in steps(150):
     optimizer.zero_grad()
     Sent.apply(expert(Sent.apply(tokens))).square().mean().backward()
     optimizer.step()
