@@ -387,6 +387,8 @@ def stack_of(run: Run) -> frozenset[str]:
     if program & {"workers_0", "workers"}:
         names.add("dataloader")
     names |= program | told_by_kernels(operations(run.metrics, NAME_TIME))
+    if run.source == "host":  # there torch takes one tensor at a time unless it is asked for more
+        names.discard("foreach_off")
     if "host.data" in run.host_parts and np.nan_to_num(run.host_parts["host.data"]).any():
         names.add("dataloader")
     return frozenset(names)

@@ -84,8 +84,8 @@ def broadcasts(rank, step, noise):
         pytest.param(
             slow_optimizer,
             {"optimizers": ADAM | {"foreach": False}},
-            "foreach=False at train.py:60",
-            id="foreach",
+            "fused=True at train.py:60: Adam",
+            id="foreach-is-off-on-a-CPU-anyhow",
         ),
         pytest.param(
             slow_optimizer,
@@ -97,7 +97,7 @@ def broadcasts(rank, step, noise):
         pytest.param(
             slow_optimizer,
             {"optimizers": ADAM | {"kind": "SGD"}},
-            "fused=True where the optimizer has it (Adam, AdamW, SGD and Adagrad, also on a CPU)",
+            "fused=True where the optimizer has it (Adam, AdamW, Adagrad, SGD with momentum; also on a CPU)",
             id="fused-of-any-optimizer",
         ),
         pytest.param(
