@@ -100,12 +100,17 @@ def late_of_recorded(lost_ms: Floats, global_step: NDArray[np.int64], knows_busy
     # What the others cost this one comes back when it is no longer late; only the balance is lost.
     net = lost_ms[worst] - of_the_others(lost_ms)[worst]
     is_sure = signs(net) >= LEAST_SIGNS and lasts(net, knows_busy)
-    is_often = (net > 0).mean() >= ONE_RANK and lasts(net, knows_busy)
-    is_usual = by_rank[worst] >= ONE_RANK * total and (is_often or is_sure)
+    is_usual = by_rank[worst] >= ONE_RANK * total and is_late_in_most(net, knows_busy)
     slow_steps = occasions(net, global_step)
     if slow_steps is not None and slow_steps.excess_ms.mean() >= np.median(net[~slow_steps.is_slow]):
         return Lateness(worst, net if is_usual else slow_steps.excess_ms, slow_steps, is_sure=True)
     return Lateness(worst, net, None, is_sure) if is_usual else None
+
+
+def is_late_in_most(net: Floats, knows_busy: bool) -> bool:
+    """Whether it is, all along the run, and be it that chance would not have it in as many steps."""
+    is_usual = (net > 0).mean() >= ONE_RANK or signs(net) >= LEAST_SIGNS
+    return bool(is_usual and lasts(net, knows_busy))
 
 
 def signs(net: Floats) -> float:
@@ -165,7 +170,7 @@ def late_in_left_out(run: Run) -> LateLeftOut | None:
     # Medians: blocks behind a change are recorded, in which the rank is late as well.
     more_ms = step_ms.mean(axis=0) - np.median(step_ms[:, is_known].mean(axis=0))
     longer_ms = float(more_ms[is_left_out].mean())
-    behind_ms = {mark: _behind(at_ms) for mark, at_ms in _marks(run).items()}
+    behind_ms = {mark: _behind(at_ms) for mark, at_ms in marks(run).items()}
     found = _at_all_marks(behind_ms, more_ms, is_left_out, is_known)
     found = found or _latest(behind_ms, is_left_out, is_known)
     if found is None:
@@ -196,7 +201,7 @@ def steps_left_out(judged: Run) -> NDArray[np.bool_]:
     return result
 
 
-def _marks(run: Run) -> dict[str, Floats]:
+def marks(run: Run) -> dict[str, Floats]:
     """[rank, judged step] by mark: ms after the first start of the step, on a common clock."""
     moved_ns = np.array([run.clock_offset_ns.get(rank, 0) for rank in run.ranks], dtype=np.int64)
     start_ns = run.start_unix_ns[:, run.judged_steps] + moved_ns[:, None]

@@ -115,7 +115,14 @@ def phase_steps(judged: Run) -> dict[str, NDArray[np.float64]]:
 
 
 def _of_ranks(run: Run) -> dict[str, NDArray[np.float64]]:
-    """[rank, step]"""
+    """Those of the account's step, so that a phase is no part of another step than the cells are."""
+    account = account_of(run)
+    of_account = np.isin(run.global_step[run.judged_steps], account.global_step) | (account.usual is not None)
+    return phases_of_ranks(run, of_account)
+
+
+def phases_of_ranks(run: Run, of_these: NDArray[np.bool_]) -> dict[str, NDArray[np.float64]]:
+    """The step and its phases, [rank, step], of these judged steps. {} where too few of them show theirs."""
     columns = {
         phase: run.host_parts[f"{PREFIX}{phase}"][:, run.judged_steps]
         for phase in PHASES
@@ -126,11 +133,8 @@ def _of_ranks(run: Run) -> dict[str, NDArray[np.float64]]:
     step = run.host_parts[STEP][:, run.judged_steps]
     is_known = np.isfinite(step) & np.logical_and.reduce([np.isfinite(part) for part in columns.values()])
     is_known &= is_known.all(axis=0)  # every rank's, so that ranks are of the same steps
-    # Of the account's step, so that a phase is no part of another step than the cells are.
-    account = account_of(run)
-    of_account = np.isin(run.global_step[run.judged_steps], account.global_step) | (account.usual is not None)
-    chosen = is_known[0] & of_account
-    if chosen.sum() < LEAST_SHOWN * of_account.sum() or not chosen.any():
+    chosen = is_known[0] & of_these
+    if chosen.sum() < LEAST_SHOWN * of_these.sum() or not chosen.any():
         return {}
     found: dict[str, NDArray[np.float64]] = {phase: part[:, chosen] for phase, part in columns.items()}
     whole = step[:, chosen]

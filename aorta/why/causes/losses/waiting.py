@@ -16,13 +16,15 @@ from aorta.account.judge.late import (
     MARKS,
     ONE_RANK,
     Lateness,
+    is_late_in_most,
     late_in_left_out,
     late_of_recorded,
+    marks,
     steps_left_out,
 )
+from aorta.account.judge.phases import TITLES, phases_of_ranks
 from aorta.account.load.rank.host import CPU, READY, UNTIL_UPDATE
 from aorta.account.load.rank.kernels import COUNT, TIME
-from aorta.account.load.rank.phases import PHASES, PREFIX, STEP
 from aorta.account.metrics import WORK, of_operation, operations
 from aorta.account.model import Run
 from aorta.account.numbers import quantity
@@ -48,8 +50,8 @@ UNLIKE_CPU = 0.35
 QUEUED = 512
 """Launches that a host is ahead, from which on the driver may hold it back: half of the 1,024 that its queue
 holds, since events and copies are in it, too."""
-SHRINKS = 0.01
-"""Of a step, by which a lead gets smaller in each, from which on no queue holds the host back."""
+STEADY = 0.7
+"""Of the largest leads of such a host, all but the tenths at both ends, that the smallest one is."""
 AS_LONG, LEAST_OF_KERNELS = 1.1, 0.02
 """Time of a class of kernels over that of other ranks, up to which they are as fast there; of a late rank's
 kernels, that a class must have to tell."""
@@ -254,15 +256,15 @@ def _late_rank(judged: Run, parts: Parts, left: Floats) -> Iterator[CauseFinding
         if asleep is not None:
             facts["op"], evidence = "sleeps", [asleep]
         elif (more := _has_more_of(parts, late)) is not None:
-            own, text = more
-            evidence = [text]
+            own, there, others = more
+            evidence = [f"{there}, {others}"]
             if own == "compute" and parts.on_device:
-                yield _of_more_work(judged, parts, late, facts, text)
+                yield _of_more_work(judged, parts, late, facts, evidence[0])
                 return
             if own == "launch" and late.occasions is None and late.ms.mean() > 0:
-                gained_ms = _gained_ms(judged, parts, late.row)
-                part = 1.0 if gained_ms is None else min(gained_ms / float(late.ms.mean()), 1.0)
-                late = replace(late, ms=part * late.ms)
+                late, words, is_most = _by_its_host(judged, parts, late)
+                facts |= {"op": "launches", "is_most": is_most}
+                evidence = [f"{there}; {words}"]
         elif parts.on_device:
             facts["op"] = "unknown"
     else:
@@ -437,8 +439,8 @@ def _all_asleep(parts: Parts, late: Lateness) -> CauseFinding:
     )
 
 
-def _has_more_of(parts: Parts, late: Lateness) -> tuple[str, str] | None:
-    """The cell of its step in which it takes longest beyond the others, and that in words."""
+def _has_more_of(parts: Parts, late: Lateness) -> tuple[str, str, str] | None:
+    """The cell of its step in which it takes longest beyond the others, that in words, and the others'."""
     cells = {name: values for name, values in parts.account.cells.items() if name not in EXPOSED_CELLS}
     # Those that wait compute beside a collective that has begun.
     cells["compute"] = cells.get("compute", 0.0) + cells.pop("hidden", np.zeros_like(parts.step_ms))
@@ -449,39 +451,54 @@ def _has_more_of(parts: Parts, late: Lateness) -> tuple[str, str] | None:
     mine, others = own[name]
     if not mine - others >= MOST_OF_ALL * float(late.ms[late.steps].mean()):
         return None
-    there = f"{quantity(mine, 'ms')} {late.when} there"
-    return name, f"{CELLS[name].title}: {there}, {quantity(others, 'ms')} on the others"
+    there = f"{CELLS[name].title}: {quantity(mine, 'ms')} {late.when} there"
+    return name, there, f"{quantity(others, 'ms')} on the others"
 
 
-def _gained_ms(judged: Run, parts: Parts, row: int) -> float | None:
-    """By how much the hosts of the others are faster in a step than that of a rank whose device starves.
+def _by_its_host(judged: Run, parts: Parts, late: Lateness) -> tuple[Lateness, str, bool]:
+    """A rank whose device idles for its host, late by as much as that host is slower than the others'; that
+    in words, and whether it is known to be no more alone.
 
-    A lead that they once had costs their devices a wait in every step, and the step nothing: the hosts may be
-    equally slow. A faster one waits somewhere, so that some phase takes it longer, or its lead grows. None
-    where that is not known; also of a lead so large that the driver's queue may hold a host back, in the
-    phase in which the other one is slow.
+    A lead that the others' hosts once had costs their devices a wait in every step, in which nothing of
+    theirs idles, and the step nothing: the hosts may be equally slow. The slower one takes longer in some
+    phase of most steps, all along the run; a faster one takes longer where it waits. All judged steps tell,
+    since recorded ones are few, and behind the first of them, which takes one rank longer.
     """
-    host = Host(judged, judged.judged_steps)
-    phases = [part for name in PHASES if (part := host.part(f"{PREFIX}{name}")) is not None]
-    whole, until = host.part(STEP), host.part(UNTIL_UPDATE)
-    if whole is None or until is None or not phases:
-        return None
-    phases.append(whole - sum(phases))
-    is_known: NDArray[np.bool_] = np.logical_and.reduce(np.isfinite([*phases, until]), axis=(0, 1))
-    follows = is_known[1:] & is_known[:-1] & (np.diff(judged.global_step[judged.judged_steps]) == 1)
-    if is_known.mean() < NEARLY_ALL or not follows.any():
-        return None
-    lead = until[row] - of_the_others(until)[row]
-    grows = float(np.diff(lead)[follows].mean())
-    step_ms = float(parts.step_ms.mean())
-    kernels = host.num_kernels
-    if kernels is None:
-        return None
-    num_ahead = float(lead[is_known].mean()) / step_ms * float(kernels[row].mean())
-    if num_ahead >= QUEUED and grows > -SHRINKS * step_ms:
-        return None
-    longer = [float((of_the_others(part)[row] - part[row])[is_known].mean()) for part in phases]
-    return max(sum(max(ms, 0.0) for ms in longer) + grows, 0.0)
+    whole = judged.whole or judged
+    phases = phases_of_ranks(whole, np.ones(whole.num_judged, dtype=bool))
+    if not phases:
+        return late, "what the others' hosts take is not known", True
+    at_ms = marks(whole).get(UNTIL_UPDATE)
+    if at_ms is not None and _is_held_back(judged, parts, late.row, at_ms):
+        return late, "the others' hosts are ahead by as much as the driver lets them", True
+    titles = {name: title for name, title in TITLES.items() if name in phases}
+    beyond = {title: (phases[name] - of_the_others(phases[name]))[late.row] for name, title in titles.items()}
+    slower = {title: ms for title, ms in beyond.items() if ms.mean() > 0}
+    longer_ms = np.sum([np.zeros_like(phases["step"][0]), *slower.values()], axis=0)
+    if not is_late_in_most(longer_ms, knows_busy=True):
+        longer_ms[:] = 0.0
+    mean_ms = float(longer_ms.mean())
+    most = max(slower, key=lambda title: float(slower[title].mean()), default="none")
+    words = (
+        f"its host takes {quantity(mean_ms, 'ms')} longer than the others' (most: {most}), in"
+        f" {int((longer_ms > 0).sum()):,} of {len(longer_ms):,} steps"
+    )
+    return replace(late, ms=min(mean_ms / float(late.ms.mean()), 1.0) * late.ms), words, False
+
+
+def _is_held_back(judged: Run, parts: Parts, row: int, at_ms: Floats) -> bool:
+    """Whether the others' hosts may have no more launches in the driver's queue, and wait at each one of them
+    in whatever phase the slow one takes long: their lead is as large, and hardly ever another one.
+
+    at_ms: [rank, judged step] at which each came to its update.
+    """
+    lead = (at_ms[row] - of_the_others(at_ms)[row])[np.isfinite(at_ms).all(axis=0)]
+    if not len(lead):
+        return False
+    least, most = np.percentile(lead, (10, 90))
+    kernels = Host(judged, judged.judged_steps).num_kernels
+    is_queued = kernels is None or least * kernels[row].mean() >= QUEUED * parts.step_ms.mean()
+    return bool(is_queued and 0 < least >= STEADY * most)
 
 
 def _starved_rank(judged: Run, parts: Parts, left: Floats) -> Iterator[CauseFinding]:
