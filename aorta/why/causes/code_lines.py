@@ -86,7 +86,10 @@ def line_of(finding: CauseFinding, judged: Run) -> CodeLine | None:
     at, op = finding.facts.get("at"), finding.facts.get("op")
     if isinstance(at, StackFrame):
         return _line_without_samples(at.file, at.line, at.function, at.text)
-    if finding.kind == "small_units" and (made_at := program_of(judged.record)[1].get("units_site")):
+    made = "ddp_site" if finding.facts.get("origin") == "bucket" else "units_site"
+    if finding.kind == "small_units":
+        if not (made_at := program_of(judged.record)[1].get(made)):
+            return None
         file, _, number = made_at.rpartition(":")
         return _line_without_samples(file, int(number), "", made_at)
     if {finding.kind, op, finding.facts.get("origin")} & NO_LINE or (

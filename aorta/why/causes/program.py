@@ -96,6 +96,8 @@ CROWDED = 0.1
 """Part of the step in which others have the cores, from which on no core is free."""
 USUAL_BUCKET_MB = 25.0
 WEIGHTS_OF_A_BLOCK = 4
+UNIT_BYTES = 80 << 20
+"""Of parameters, that are worth several units, of 10 MB each."""
 FSDP1 = "FullyShardedDataParallel"
 RESHARDED = ("FULL_SHARD", "HYBRID_SHARD")
 FLOATS = {"bfloat16": 2, "float16": 2, "float32": 4, "float64": 8}
@@ -201,6 +203,12 @@ def program_of(run: RunRecord | None) -> tuple[frozenset[str], dict[str, str]]:
 def num_units(run: RunRecord | None) -> int:
     """Of FSDP, that the program has made; 0 where nobody watched."""
     return int(sum(_number(row, "times") for row in _rows(noted_program(run).get("units"))))
+
+
+def is_one_unit(run: RunRecord | None) -> bool:
+    """Whether the program has made a single unit of FSDP, of all of a large model."""
+    rows = _rows(noted_program(run).get("units"))
+    return num_units(run) == 1 and any(_number(row, "parameter_bytes") >= UNIT_BYTES for row in rows)
 
 
 def num_parameters(run: RunRecord | None) -> int:

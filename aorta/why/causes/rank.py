@@ -105,6 +105,7 @@ BY_IDLE_TIME: tuple[CauseKind, ...] = (
     "optimizer",
     "late_rank",
     "program_code",
+    "small_units",
 )
 """Kinds that spans of the host or bytes do not bound."""
 NEED_A_LINE = ("asleep", "slow_steps")
@@ -660,14 +661,17 @@ def cause_of(
     beside_ms = 0.0
     if finding.kind in (*OF_MESSAGES, "wide_dtype") and line is not None and line.num_samples:
         beside_ms = max(sampled_ms(judged, line.file, line.function) - line.ms, 0.0)
+    # What ranks wait for the slowest host is in a loss of units already.
+    goes_too_ms = 0.0 if finding.kind == "small_units" and account.on_device else room.more_ms
     interval, why_no_interval = value.printed(
         max(room.most_ms, value.ms + (0.0 if is_of_kernels else finding.more_ms)),
-        room.more_ms + finding.more_ms + beside_ms,
+        goes_too_ms + finding.more_ms + beside_ms,
         (less, more),
         1.0 if is_of_kernels else _least_part(finding, sampled),
     )
     if finding.facts.get("is_most"):
-        interval, why_no_interval = None, f"{MOST}: what the host leaves of it is not known"
+        what = "how much slower its host is" if finding.kind == "late_rank" else "what the host leaves of it"
+        interval, why_no_interval = None, f"{MOST}: {what} is not known"
     if line is not None and line.num_samples:
         evidence.append(seen_text(line))
     evidence += filter(None, (waits_text(calls), issued_text(finding, judged)))

@@ -12,6 +12,7 @@ from aorta.records.schema import CallSite, CallSites
 from aorta.why.causes.program import (
     OFFERS,
     STACKS,
+    is_one_unit,
     program_of,
     settings_text,
     stack_of,
@@ -36,6 +37,7 @@ DDP = {
 ADAM = {"parameter_bytes": 4, "kind": "Adam", "foreach": None, "fused": None, "site": "train.py:60"}
 
 
+WHOLE_MODEL = {"num_parameters": 157, "parameter_bytes": 400 * MIB, "times": 1}
 OF_300 = {"num_parameters": 302, "num_groups": 302, "num_unlike_groups": 2}
 
 
@@ -267,6 +269,30 @@ def test_segments_that_can_grow_are_not_offered_twice(tmp_path):
     stack = stack_of(judge(load_run(run_of(tmp_path, slow_optimizer, record), "run")))
     text = without_in_force(rules()["memory"].change[-1].set, stack)
     assert text == "activation checkpointing or a smaller micro-batch"
+
+
+@pytest.mark.parametrize(
+    ("changes", "is_one"), [({}, True), ({"times": 2}, False), ({"parameter_bytes": 40 * MIB}, False)]
+)
+def test_a_model_in_units_or_a_small_one_is_not_one_unit_too_large(changes, is_one):
+    assert is_one_unit(run_with(units=WHOLE_MODEL | changes)) == is_one
+
+
+@pytest.mark.parametrize(("source", "is_told"), [("kernels", True), ("host", False)])
+def test_a_whole_model_that_is_gathered_at_once_is_told_to_be_units(tmp_path, source, is_told):
+    """Its weights are gathered before anything is computed, and its gradients reduced behind everything."""
+
+    def make(rank, step, noise):
+        host = Host().comm(6.0, "all_gather", size=400 * MIB, module=0).work(30.0 * noise.gauss(1, 0.01))
+        host.comm(9.0, "reduce_scatter", size=400 * MIB, module=0)
+        return host, {"source": source, "modules": ["root"]}
+
+    unit = WHOLE_MODEL | {"kind": "fully_shard", "site": "train.py:70", "param_dtype": "bfloat16"}
+    told = "fully_shard([block, next_block, ...])"
+    change = advice(tmp_path, make, units=unit)
+    assert all((text in change) == is_told for text in (told, "all of the model is one unit"))
+    assert not is_told or "at train.py:70" in change
+    assert not is_told or "reduce_dtype" not in change
 
 
 def test_units_that_reduce_in_fp32_may_do_so_in_less():

@@ -92,6 +92,7 @@ FEW_STEPS = 0.25
 """Of all, below which slow ones have a loss of their own."""
 RARE = 0.5
 """Median over mean, below which a loss is in few steps."""
+DDP = "DistributedDataParallel"
 IDLES_OR_WAITS = "idles, or waits for a rank in a collective behind which nothing is launched yet,"
 NOT_RECORDED = "these records do not show what the host does meanwhile"
 
@@ -417,7 +418,7 @@ def _words(name: str, parts: Parts, part_ms: float) -> dict[str, object]:
 def _one_of_small_units(
     judged: Run, losses: list[CauseFinding], details: Exposure | None
 ) -> list[CauseFinding]:
-    """Their gathers, their reductions, and what they cost the host: one remedy."""
+    """Their collectives, and what they cost the host: one remedy."""
     small = [finding for finding in losses if finding.kind == "small_units"]
     units = None if details is None else details.units
     if not small or units is None:
@@ -425,16 +426,20 @@ def _one_of_small_units(
     ms = np.sum([finding.ms for finding in small], axis=0)
     host_ms = sum(finding.mean_ms for finding in small if "host_ms" in finding.facts)
     facts = {
+        "things": "units",
+        "wrapper": "FSDP",
         "count": float(units.num),
         "bytes": units.bytes,
         "merged": float(units.num_merged),
-        "names": units.name,
+        "names": units.name or None,
         "op": "blocks" if not units.level and "blocks" in program_of(judged.record)[0] else None,
         "origin": "level" if units.level else "alike",
         "level": units.level,
         "per_unit_ms": float(ms.mean()) / (units.num - units.num_merged),
         "host_ms": host_ms or None,
     }
+    if not units.name:
+        facts |= {"origin": "bucket", "things": "buckets", "buckets": str(units.num), "wrapper": DDP}
     gone = {id(finding) for finding in small}
     merged = CauseFinding("small_units", ms, together(small), facts=facts)
     return [merged, *(finding for finding in losses if id(finding) not in gone)]

@@ -7,7 +7,7 @@ Which collectives stick out is read from a few steps whose details were kept.
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import islice, pairwise
+from itertools import islice, pairwise, takewhile
 
 import numpy as np
 
@@ -25,13 +25,23 @@ from aorta.timeline.types import TRACE_SOURCES
 from aorta.why.causes.code_lines import beside_calls_ms
 from aorta.why.causes.finding import WAIT, CauseFinding, Floats
 from aorta.why.causes.losses.parts import Parts
-from aorta.why.causes.losses.units import UNIT_OPS, Units, launch_ms_of_unit, units_of
+from aorta.why.causes.losses.units import (
+    UNIT_OPS,
+    Units,
+    buckets_of,
+    launch_ms_of_unit,
+    one_unit_text,
+    units_of,
+)
 from aorta.why.causes.program import (
     FLOATS,
     bytes_of_optimizers,
+    is_one_unit,
+    noted_program,
     num_parameters,
     num_units,
     parameter_dtype,
+    program_of,
 )
 
 MOVING: dict[tuple[str, ...], float] = {("transfer", "communication"): 1.0}
@@ -70,6 +80,8 @@ MOST_OF_ALL = 0.9
 """Part of exposed time above which an operation is named without the others."""
 UNHIDDEN = 0.05
 """Hidden part of an operation, below which nothing hides it."""
+MOST_OF_THEM = 1.5
+"""Small calls of an operation over its buckets, below which they are mostly these."""
 QUEUED_RATIO = 4
 """Bytes of the call in front over those of the call that waits behind it."""
 
@@ -94,7 +106,7 @@ class Exposure:
     wide: dict[str, "Wide"]
     """By operation, its large calls of a wider dtype than the parameters have."""
     units: Units | None
-    """Of FSDP, where there are too many."""
+    """Of FSDP, or DDP's buckets, where there are too many."""
     unit_launch_ms: float
     """Of the host, for each unit of a step."""
 
@@ -269,7 +281,7 @@ def _in_turn(exposed: Exposed) -> Floats:
 def small_calls(judged: Run, details: Exposure | None) -> list[dict[str, object]]:
     """Operations with many small calls in a step, that with most first, and what is known of them. Those of
     too many units are no messages that could be joined otherwise."""
-    of_units = UNIT_OPS if details is not None and details.units is not None else ()
+    units = None if details is None else details.units
     best = _best_busbw(judged)
     calls_of_op: dict[str, list[tuple[float, float]]] = defaultdict(list)
     for kind in judged.collectives:
@@ -280,12 +292,12 @@ def small_calls(judged: Run, details: Exposure | None) -> list[dict[str, object]
             )
     found: list[tuple[float, dict[str, object]]] = []
     for op, kinds in calls_of_op.items():
-        if op in of_units:
-            continue
         small = [
             (count, size) for count, size in kinds if (size > 0 or op == BARRIER) and size <= SMALL_BYTES
         ]
         count = sum(call[0] for call in small)
+        if units is not None and op in units.ops and (op in UNIT_OPS or count < MOST_OF_THEM * units.num):
+            continue
         if count < max(MANY_CALLS, 0.5 * sum(call[0] for call in kinds)):
             continue
         num_bytes = sum(number * size for number, size in small)
@@ -332,7 +344,7 @@ def _small_messages(run: Run, exposed: Floats, details: Exposure | None) -> Iter
 def _small_units(run: Run, exposed: Floats, details: Exposure | None) -> Iterator[CauseFinding]:
     """The latency of the gathers and of the reductions of units that larger ones would not have."""
     units = None if details is None else details.units
-    for op in UNIT_OPS:
+    for op in () if units is None else units.ops:
         latency_ms = _latency_ms(run, op, exposed)
         if units is not None and latency_ms is not None:
             yield CauseFinding("small_units", latency_ms * units.part, MOVING, facts={"op": op})
@@ -467,6 +479,8 @@ def _largest(judged: Run, details: "Exposure | None", ops: Sequence[str]) -> dic
         name = name.replace(UNKNOWN_OP, "calls of no known operation")
         of_group = f" ({group} group)" if group and not group.isdecimal() else ""
         largest = f", the largest of {byte_text(size)}" if size else ""
+        if op in UNIT_OPS and judged.source != "host" and is_one_unit(judged.record):
+            facts["one_unit"] = one_unit_text(judged)  # on a CPU gathers hide behind nothing, however many
         return facts | {
             "what": f"{name}{of_group}{others}",
             "op": op,
@@ -534,7 +548,8 @@ def exposure(run: Run) -> Exposure | None:
         for record in records:
             bare = exposed_spans(record)
             num += 1
-            of_units = [call for call in record.collectives or () if _is_of_unit(record, call, group)]
+            ops = () if units is None else units.ops
+            of_units = [call for call in record.collectives or () if _is_of_unit(record, call, ops, group)]
             unit_launch_ms.append(launch_ms_of_unit(of_units))
             launching_ms += _small_launches_ms(record, of_units)
             num_updates.append(_num_updates(record))
@@ -577,20 +592,46 @@ def exposure(run: Run) -> Exposure | None:
 
 
 def _units(judged: Run, lines: Mapping[int, Sequence[StepRecord]]) -> tuple[Units | None, str | None]:
-    """Units that are too many, and their group, where the program is known to have made as many: what tensor
-    parallel ranks gather has modules, too."""
+    """Units that are too many, and their group. Where the program is known it has to have made as many: what
+    tensor parallel ranks gather has modules, too."""
     bytes_of: dict[str, dict[str, int]] = defaultdict(dict)
     for record in (record for records in lines.values() for record in records):
         for call in record.collectives or ():
             if call.op == "all_gather" and (name := record.module_of(call)):
                 bytes_of[call.group][name] = call.bytes or 0
-    known = ((group, of) for group, of in bytes_of.items() if len(of) <= num_units(judged.record))
-    group, of_units = max(known, key=lambda entry: len(entry[1]), default=(None, {}))
-    return units_of(of_units), group
+    are_known = bool(noted_program(judged.record))
+    found = (
+        (group, of)
+        for group, of in bytes_of.items()
+        if (len(of) <= num_units(judged.record) if are_known else _are_units(lines, group))
+    )
+    group, of_units = max(found, key=lambda entry: len(entry[1]), default=(None, {}))
+    are_usual = are_known and "buckets_small" not in program_of(judged.record)[0]
+    if of_units or are_usual or judged.source == "host":
+        return units_of(of_units), group
+    buckets: dict[str, int] = {}
+    for record in (record for records in lines.values() for record in records):
+        for call in record.collectives or ():
+            if _is_bucket(name := record.module_of(call)):
+                group, buckets[name] = call.group, call.bytes or 0
+    return buckets_of(buckets), group
 
 
-def _is_of_unit(record: StepRecord, call: CollectiveRecord, group: str | None) -> bool:
-    return call.op in UNIT_OPS and call.group == group and bool(record.module_of(call))
+def _are_units(lines: Mapping[int, Sequence[StepRecord]], group: str) -> bool:
+    """Whether each module has its gather before any of them is reduced: tensor parallel ranks reduce what one
+    layer gives before they gather for the next."""
+    for record in (record for records in lines.values() for record in records):
+        calls = sorted(record.collectives or (), key=lambda call: call.start_ms or 0.0)
+        of_group = [call for call in calls if call.group == group and call.op in UNIT_OPS]
+        named = [(name, call.op) for call in of_group if (name := record.module_of(call))]
+        gathered = {name for name, _ in takewhile(lambda one: one[1] == "all_gather", named)}
+        if not any(op == "reduce_scatter" for _, op in named) or not {name for name, _ in named} <= gathered:
+            return False
+    return True
+
+
+def _is_of_unit(record: StepRecord, call: CollectiveRecord, ops: tuple[str, ...], group: str | None) -> bool:
+    return call.op in ops and call.group == group and bool(record.module_of(call))
 
 
 def _part_beyond(call: CollectiveRecord, parameter_dtype: str | None) -> float:

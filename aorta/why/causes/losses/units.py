@@ -1,7 +1,9 @@
-"""Units of FSDP (fully_shard, FullyShardedDataParallel), and what fewer of them would save.
+"""Units of FSDP (fully_shard, FullyShardedDataParallel), buckets of DistributedDataParallel, and what fewer
+would save.
 
 Each unit costs the host its hooks, copies and launches, and each of its collectives a latency, however few
-bytes it has. Units that a module of the next level up holds together would cost that once.
+bytes it has. Units that a module of the next level up holds together would cost that once, and so would
+buckets of the default size.
 """
 
 import re
@@ -14,6 +16,7 @@ import numpy as np
 
 from aorta.account.judge.cells import Account, Host
 from aorta.account.model import Run
+from aorta.account.numbers import quantity
 from aorta.records.schema import CollectiveRecord
 from aorta.why.causes.finding import CauseFinding
 
@@ -33,6 +36,13 @@ UNIT_KERNELS = 40
 """A unit costs the host, in both passes, what launching so many kernels of operators does. Measured on a slow
 host of H100s, 2.5 to 3.2 ms where a kernel took 0.06 to 0.07: 37 of fully_shard, 56 of its predecessor."""
 
+BUCKET_BYTES = 25 << 20
+"""As DistributedDataParallel makes them by default."""
+BUCKET_KERNELS = 2.0
+"""The same of a bucket, all in the backward pass: of 92 buckets 1.6 (medians) and 2.9 (means)."""
+BACKWARD_PART = 0.5
+"""Of a step's kernels, those of its backward pass."""
+
 
 @dataclass(frozen=True, slots=True)
 class Units:
@@ -48,6 +58,11 @@ class Units:
     level: str
     """Modules that would be units instead, 'blocks.0, blocks.1, …'; '' where units of one level are to be
     joined."""
+    ops: tuple[str, ...] = UNIT_OPS
+    kernels: float = UNIT_KERNELS
+    """A unit costs the host as much as launching so many kernels of operators does."""
+    part_of_step: float = 1.0
+    """Of a step's kernels, those of the passes in which units are launched."""
 
     @property
     def part(self) -> float:
@@ -81,6 +96,15 @@ def units_of(bytes_of: Mapping[str, float]) -> Units | None:
     return Units(num, total / num, num_merged, _usual(bytes_of), level)
 
 
+def buckets_of(bytes_of: Mapping[str, float]) -> Units | None:
+    """None where those of the default size would not be much fewer. bytes_of: of each bucket."""
+    num, total = len(bytes_of), sum(bytes_of.values())
+    num_merged = 1 + ceil(total / BUCKET_BYTES)  # the first one is made small, so that it goes early
+    if num < FEWEST or num_merged > FEWER * num:
+        return None
+    return Units(num, total / num, num_merged, "", "", ("all_reduce",), BUCKET_KERNELS, BACKWARD_PART)
+
+
 def _outer(name: str) -> str:
     """The innermost numbered module that holds it: 'blocks.3' of 'blocks.3.attention.q'; itself where none
     does."""
@@ -102,11 +126,24 @@ def launch_ms_of_unit(calls: Sequence[CollectiveRecord]) -> float:
     """From the launch of a unit's gather to that of the next one's, and the same of its reduction: what it
     takes the host in both passes, with its own operators. 0 where launches are not known. calls: of units."""
     found = 0.0
-    for op in UNIT_OPS:
+    for op in sorted({call.op for call in calls}):
         launches = np.sort([call.launch_ms for call in calls if call.op == op and call.launch_ms is not None])
         if len(launches) >= FEWEST:
             found += float(np.percentile(np.diff(launches), SHORT_PERCENTILE))
     return found
+
+
+def one_unit_text(judged: Run) -> str:
+    """What a model that is one unit loses, and what several would cost the host."""
+    kernels, step_ms, here = Host(judged, judged.judged_steps).num_kernels, judged.mean_of("step_ms"), ""
+    if kernels is not None and step_ms is not None and kernels.mean() > 0:
+        here = f", here up to {quantity(UNIT_KERNELS * step_ms / float(kernels.mean()), 'ms')}"
+    return (
+        "all of the model is one unit, so that nothing is computed before all of it is gathered, its"
+        " gradients are reduced behind the whole backward pass, and its weights lie in memory whole; each"
+        f" unit costs the host what launching {UNIT_KERNELS} kernels does{here}: where it is hardly ahead of"
+        " the device, more of them make a step longer"
+    )
 
 
 def on_host(units: Units, launch_ms: float, judged: Run, account: Account) -> Iterator[CauseFinding]:
@@ -125,7 +162,7 @@ def on_host(units: Units, launch_ms: float, judged: Run, account: Account) -> It
         late = launch + np.maximum(account.exposed.idle_waits_ms, for_slowest)
     kernels = Host(judged, judged.judged_steps).num_kernels
     num_kernels = 0.0 if kernels is None else float(kernels.mean())
-    of_unit_ms = launch_ms / (1 + num_kernels / units.num / UNIT_KERNELS)
+    of_unit_ms = launch_ms / (1 + units.part_of_step * num_kernels / units.num / units.kernels)
     saved_ms = of_unit_ms * (units.num - units.num_merged)
     # Of what is late beside units, their part is left out as well.
     ms = np.minimum(saved_ms, units.part * late.mean(axis=0))
