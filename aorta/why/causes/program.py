@@ -7,8 +7,6 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from aorta.account.load.rank.kernels import NAME_TIME
 from aorta.account.metrics import operations
 from aorta.account.model import Run
@@ -351,10 +349,7 @@ def _number(row: Mapping[str, Any], name: str) -> float:
 # -- libraries -----------------------------------------------------------------------------------------------
 
 
-LIBRARIES = (
-    *("fsdp2", "fsdp1", "ddp", "tp", "nccl", "rccl", "gloo", "dataloader", "compile", "moe", "pipeline"),
-    *("inference", "any"),
-)
+LIBRARIES = ("fsdp2", "fsdp1", "ddp", "gloo", "compile", "pipeline", "inference", "any")
 COMPILED = re.compile(r"triton_(poi|red|per|tem|for)_")
 """Kernels that inductor generates; a program's own Triton kernels have other names."""
 FUSED_KERNELS = re.compile(r"Fused(Adam|Adagrad|Sgd|SGD|Optimizer)|multi_tensor_adam")
@@ -377,28 +372,11 @@ def stack_of(run: Run) -> frozenset[str]:
         names.add("pipeline")
     if any("expandable_segments:True" in value for value in _environment(run).values()):
         names.add("expandable")
-    if "all_to_all" in ops:
-        names.add("moe")
-    layout = (record.layout if record is not None else None) or {}
-    if isinstance(layout.get("tp"), int) and layout["tp"] > 1:
-        names.add("tp")
-    if layout.get("compile"):
+    if ((record.layout if record is not None else None) or {}).get("compile"):
         names.add("compile")
-    versions = record.versions if record is not None else {}
-    if run.source == "host":
-        names.add("gloo")
-    elif versions.get("hip"):
-        names.add("rccl")
-    else:
-        names.add("nccl")
-    program = program_of(record)[0]
-    if program & {"workers_0", "workers"}:
-        names.add("dataloader")
-    names |= program | told_by_kernels(operations(run.metrics, NAME_TIME))
+    names |= program_of(record)[0] | told_by_kernels(operations(run.metrics, NAME_TIME))
     if run.source == "host":  # there torch takes one tensor at a time unless it is asked for more
-        names.discard("foreach_off")
-    if "host.data" in run.host_parts and np.nan_to_num(run.host_parts["host.data"]).any():
-        names.add("dataloader")
+        names = names - {"foreach_off"} | {"gloo"}
     return frozenset(names)
 
 

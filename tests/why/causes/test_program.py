@@ -311,11 +311,6 @@ def test_any_json_is_read_as_a_program():
         program_of(msgspec.structs.replace(run_record(2), program=program))
 
 
-def test_a_loader_in_the_program_is_a_dataloader_of_the_stack(tmp_path):
-    folder = run_of(tmp_path, slow_optimizer, run_with(loaders=LOADER))
-    assert "dataloader" in stack_of(judge(load_run(folder, "run")))
-
-
 @pytest.mark.parametrize("name", OFFERS)
 def test_no_rule_offers_what_is_in_force(name):
     for rule in rules().values():
