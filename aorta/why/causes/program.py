@@ -18,6 +18,7 @@ PROGRAM = (
     "workers_0",
     "workers",
     "workers_new",
+    "pinned",
     "buckets_small",
     "no_buffers",
     "bucket_view",
@@ -44,20 +45,22 @@ PROGRAM = (
     "expandable",
 )
 """workers_0: the training loop's DataLoader has none; workers_new: it has some, which start anew in short
-epochs. buckets_small: DDP's are set below its default. no_buffers: the model has none that DDP could send.
-bucket_view: gradient_as_bucket_view is set. blocks: units of fully_shard hold several weights. resharded_not:
-no unit is resharded behind its forward pass. reduced_narrow, gathered_narrow: its gradients, its weights move
-in 16 bits. foreach_off, fused: of the optimizer with most parameters. many_groups: it has groups of a few
-parameters each, most with the same options. optimizer_of_another: it is none of torch.optim. never_fused: it
-has no such form, for units of fully_shard. unfused: all are of UNFUSED. anomaly: autograd's anomaly detection
-is on. no_core: workers of a loader would take cores from training. short_batch: a worker would take as long
-to hand a batch over as the step waits for it. whole_batches: the data set is asked for a batch at once.
-cuda_graphs: torch.compile was asked to replay the model as CUDA graphs. own_crowd: a process has more threads
-of torch and loader workers than cores; one_thread: the program has set torch to one; few_threads: it has one,
-and no workers. comm_hook: DDP's gradients go through one. prefetched: FullyShardedDataParallel gathers ahead
-in both passes. expandable: so are segments of the allocator."""
+epochs. pinned: it hands out pinned memory. buckets_small: DDP's are set below its default. no_buffers: the
+model has none that DDP could send. bucket_view: gradient_as_bucket_view is set. blocks: units of fully_shard
+hold several weights. resharded_not: no unit is resharded behind its forward pass. reduced_narrow,
+gathered_narrow: its gradients, its weights move in 16 bits. foreach_off, fused: of the optimizer with most
+parameters. many_groups: it has groups of a few parameters each, most with the same options.
+optimizer_of_another: it is none of torch.optim. never_fused: it has no such form, for units of fully_shard.
+unfused: all are of UNFUSED. anomaly: autograd's anomaly detection is on. no_core: workers of a loader would
+take cores from training. short_batch: a worker would take as long to hand a batch over as the step waits for
+it. whole_batches: the data set is asked for a batch at once. cuda_graphs: torch.compile was asked to replay
+the model as CUDA graphs. own_crowd: a process has more threads of torch and loader workers than cores;
+one_thread: the program has set torch to one; few_threads: it has one, and no workers. comm_hook: DDP's
+gradients go through one. prefetched: FullyShardedDataParallel gathers ahead in both passes. expandable: so
+are segments of the allocator."""
 OFFERS = {
     "fused": r"\bfused(?:=True| optimizer)",
+    "pinned": r"\bpin_memory=True",
     "bucket_view": r"\bgradient_as_bucket_view=True",
     "resharded_not": r"\b(?:reshard_after_forward=False|SHARD_GRAD_OP)",
     "reduced_narrow": r"\bmp_policy with reduce_dtype|\bmixed_precision=",
@@ -274,6 +277,7 @@ def _crowd(
 def _loader(loader: Mapping[str, Any], names: set[str], facts: dict[str, str]) -> None:
     num_workers, epochs = int(_number(loader, "num_workers")), _number(loader, "num_epochs")
     names.add("workers" if num_workers else "workers_0")
+    names |= {"pinned"} if loader.get("pin_memory") else set()
     names |= {"whole_batches"} if "batch_size" in loader and loader["batch_size"] is None else set()
     is_short = epochs > 1 and _number(loader, "num_batches") < SHORT_EPOCH * epochs
     if num_workers and not loader.get("persistent_workers") and is_short:

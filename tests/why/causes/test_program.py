@@ -228,6 +228,7 @@ def test_without_a_description_the_advice_is_general(tmp_path):
         pytest.param({"units": {"param_dtype": "bfloat16"}}, "reduced_narrow", id="reduced-as-gathered"),
         pytest.param({"units": {"param_dtype": "bfloat16"}}, "gathered_narrow", id="gathered"),
         pytest.param({"units": {"prefetches": True}}, "prefetched", id="prefetched"),
+        pytest.param({"loaders": LOADER | {"pin_memory": True}}, "pinned", id="pinned"),
         pytest.param({"optimizers": ADAM | {"kind": "RMSprop"}}, "never_fused", id="no-fused-form"),
     ],
 )
