@@ -51,7 +51,7 @@ from aorta.page.sections import (
 )
 from aorta.page.stacks import stack_data, stacks
 from aorta.page.table import precision, statistic_beside_step
-from aorta.page.timeline import Steps, steps_to_show, timeline_data
+from aorta.page.timeline import Steps, packed, steps_to_show, timeline_data
 from aorta.page.where_time_goes import account_data, where_time_goes
 
 SCRIPTS = ("page.js", "timeline.js", "account.js", "heat.js", "stacks.js", "distributions.js")
@@ -132,7 +132,7 @@ def page(report: Report, shown: Shown | None = None) -> str:
             tag("footer", f"aorta {__version__}. This page loads nothing from anywhere."),
             tag("div", id="tip", role="tooltip", hidden=True),
             hatches(),
-            json_script("timeline-data", msgspec.json.encode(timeline_data(steps_shown))),
+            json_script("timeline-data", msgspec.json.encode(packed(timeline_data(steps_shown)))),
             json_script("account-data", msgspec.json.encode(account_data(report))),
             json_script("stack-data", msgspec.json.encode(stack_data(report))),
             json_script("heat-data", msgspec.json.encode(heat_data(report))),

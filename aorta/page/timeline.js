@@ -3,6 +3,16 @@
   const canvas = document.getElementById("timeline-canvas");
   if (!canvas) return;
   const { runs, words } = aorta.data("timeline-data");
+  for (const run of runs) for (const step of Object.values(run.steps)) for (const rank of step.ranks) {
+    for (const spans of [rank.states, ...rank.rows.flatMap((row) => row.lanes)]) {
+      let end = 0; // a span comes as its distance from the one before and its length, in 0.1 us
+      for (const span of spans) {
+        const start = end + span[0];
+        end = start + span[1];
+        [span[0], span[1]] = [start / 1e4, end / 1e4];
+      }
+    }
+  }
   const context = canvas.getContext("2d");
   const said = document.getElementById("timeline-said"), note = document.getElementById("timeline-note");
   const stepChoice = document.getElementById("timeline-step"), rankChoice = document.getElementById("timeline-ranks");

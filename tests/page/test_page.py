@@ -18,7 +18,7 @@ from aorta.errors import ReportError
 from aorta.page.html import page, write_page
 from aorta.page.parts import Markup, byte_text, json_script, number, percent, tag, title
 from aorta.page.table import account_rows
-from aorta.page.timeline import MAX_FURTHER, MAX_MARKS, steps_to_show, timeline_data
+from aorta.page.timeline import MAX_FURTHER, MAX_MARKS, packed, steps_to_show, timeline_data
 from aorta.page.where_time_goes import account_data
 from aorta.page.write import make_report
 from aorta.records.schema import CollectiveRecord
@@ -451,6 +451,17 @@ def test_collectives_at_once_are_in_lanes():
     data = timeline_data(steps_to_show(report_of(dataset_of("a", by_rank, num_warmup=0))))
     (row,) = [row for row in data["runs"][0]["steps"]["0"]["ranks"][0]["rows"] if row["kind"] == "comm"]
     assert [[span[:2] for span in lane] for lane in row["lanes"]] == [[[0, 4], [5, 7]], [[2, 6]]]
+
+
+def test_spans_of_the_page_are_told_from_the_end_of_the_one_before():
+    spans = {
+        "states": [[-0.5, 1.0, 0], [1.0, 1.25, 3]],
+        "rows": [{"lanes": [[[2.0001, 3.0, 7], [2.5, 4.0, 8]]]}],
+    }
+    (run,) = packed({"runs": [{"steps": {"5": {"ranks": [spans]}}}]})["runs"]
+    (rank,) = run["steps"]["5"]["ranks"]
+    assert rank["states"] == [[-5000, 15000, 0], [0, 2500, 3]]
+    assert rank["rows"] == [{"lanes": [[[20001, 9999, 7], [-5000, 15000, 8]]]}]
 
 
 @pytest.mark.heavy
