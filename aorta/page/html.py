@@ -329,8 +329,10 @@ def _tiles(dataset: Dataset) -> list[Markup]:
     if not rates:
         return []
     account = account_of(dataset.first)
-    spread = f"median {number(account.spread.median)}, p95 {number(account.spread.p95)}"
     word = "mean" if account.usual is None else account.usual.statistic
+    spread = f"p95 {number(account.spread.p95)}"
+    if word == "mean":
+        spread = f"median {number(account.spread.median)}, {spread}"
     tiles = [_tile("step", quantity(account.mean_step_ms or None, "ms"), word, spread)]
     for name in rates:
         value = _median(statistic_beside_step(dataset, name))
