@@ -212,9 +212,18 @@ def run_to_end(command: list[str], environment: dict[str, str], notes: Path | No
 
     with passed_on(process, noted):
         status = process.wait()
-    if notes is not None and status != 0 and notes.parent.is_dir():
+    is_recorded = notes is not None and notes.parent.is_dir()
+    if notes is not None and is_recorded and (status != 0 or _says_nothing(process.pid, notes.parent)):
         note(notes, "end", code=status, pid=process.pid)
     return 128 - status if status < 0 else status
+
+
+def _says_nothing(pid: int, folder: Path) -> bool:
+    """Whether the process recorded and did not say how it ended: it may have closed all its files."""
+    from aorta.records.state import read_states
+
+    processes = [state.process for state in read_states(folder).values()]
+    return any(one.pid == pid and one.ending is None for one in processes)
 
 
 @contextmanager

@@ -192,6 +192,8 @@ def _ending_of(state: RankState, notes: Sequence[LaunchNote]) -> Ending | None:
     for event in notes:
         if event.kind != "signal" and (event.pid, event.host) == (state.process.pid, state.process.host):
             at_ns = event.unix_ns if closed_ns == float("inf") else int(min(closed_ns, event.unix_ns))
+            if event.code == 0:
+                return Ending(kind="finished", unix_ns=at_ns, exit_status=0, told_by="aorta run")
             return ending_of_status(event.code, "the launcher", at_ns, event.why, event.text)
     return None
 

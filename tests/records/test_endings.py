@@ -120,6 +120,17 @@ def test_a_launchers_note_tells_how_a_rank_ended_of_which_nobody_else_does() -> 
     assert (ending.signal, ending.told_by) == ("SIGABRT", "the launcher")
 
 
+def test_a_process_that_ended_with_status_0_without_a_word_has_finished() -> None:
+    """As one that closed all its files: the command was that process."""
+    end = LaunchNote(kind="end", unix_ns=6 * S, host=HOST, pid=2**22)
+    ending = attempt_ending([rank(0, 5.0)], 1, is_over=True, notes=[end])
+    assert ending is not None
+    assert (ending.kind, ending.unix_ns) == ("finished", 5 * S)
+    other = attempt_ending([rank(1, 5.0)], 1, is_over=True, notes=[end])
+    assert other is not None
+    assert ending_text(other).startswith("killed on rank 1: left no word")
+
+
 def test_starts_that_never_trained_are_told_once_each() -> None:
     notes = [
         LaunchNote(kind="failure", unix_ns=2 * S, host=HOST, code=1, pid=1, rank=1, why="no module"),
