@@ -436,6 +436,8 @@ class AttachedSession:
             self._num_backwards = self._num_calls = 0
             if self._recorder is not None and self._ended.step.left_out is None:
                 self._describe(self._recorder)  # now: at exit the recorder may be closed first
+                if self._num_steps == MODES_AT:
+                    self._recorder.write_program()
             self._evaluated_last, self._evaluating = self._evaluating, False
 
     def _leave(self) -> None:

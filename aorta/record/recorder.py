@@ -419,6 +419,12 @@ class Recorder:
 
     # -- run.json ---------------------------------------------------------------------------------
 
+    def write_program(self) -> None:
+        """Write what the program has made: of a run that a signal ends nothing more comes into run.json."""
+        if self._run is not None and self._output is not None:
+            self._run.program = self.program
+            self._output.write_run(self._run)
+
     def _coverage(self, output: Output) -> dict[str, Any]:
         return {
             "rank": self.rank,

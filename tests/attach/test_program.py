@@ -1,6 +1,7 @@
 """What is described of a program's loaders, wrappers and optimizers, and where they were made."""
 
 import inspect
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -9,6 +10,18 @@ import torch
 from torch.utils.data import DataLoader
 
 from aorta.attach.program import MOST, ProgramNotes, _line_with
+from aorta.records.reader import read_run
+from tests.dist.launch import run_python
+
+KILLED = """
+import os, signal, torch
+model = torch.nn.Linear(4, 4)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for step in range(6):
+    model(torch.ones(2, 4)).sum().backward()
+    optimizer.step()
+os.kill(os.getpid(), signal.SIGKILL)
+"""
 
 
 @pytest.fixture
@@ -38,6 +51,18 @@ def test_batches_and_epochs_tell_the_loader_that_the_loop_reads(notes):
             next(iterator)
     described = notes.described()["loaders"]
     assert [(row["num_batches"], row["num_epochs"]) for row in described] == [(6, 2), (0, 0)]
+
+
+@pytest.mark.heavy
+def test_a_run_that_is_killed_has_told_what_the_program_made(tmp_path):
+    (tmp_path / "train.py").write_text(KILLED)
+    recorded = ("-m", "aorta", "run", "--no-report", "-o", tmp_path / "run", "--", sys.executable)
+    run_python(*recorded, tmp_path / "train.py")
+    record = read_run(tmp_path / "run")
+    assert record.finished_unix_ns is None
+    (optimizer,) = record.program["optimizers"]
+    assert (optimizer["kind"], optimizer["site"]) == ("SGD", "train.py:4")
+    assert record.program["modes"]["num_threads"] >= 1
 
 
 def test_what_is_made_again_and_again_is_one_description(notes):
