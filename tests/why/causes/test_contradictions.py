@@ -269,3 +269,16 @@ def test_a_bubble_is_of_all_sends_and_receives(tmp_path):
     (cause,) = explained.listed
     assert (cause.kind, cause.ms) == ("bubble", pytest.approx(20.0, rel=0.01))
     assert explained.cannot_tell == []
+
+
+def test_messages_between_stages_are_waited_for_and_not_too_small(tmp_path):
+    """A dozen of micro-batches a step, each received 2 ms after it was asked for."""
+
+    def make(rank, step, noise):
+        host = Host().work(30.0)
+        for _ in range(12):
+            host = host.comm(2.0, op="recv", size=65_536)
+        return host
+
+    (cause,) = found_causes(judge(load_run(run_of(tmp_path / "run", make), "run"))).listed
+    assert (cause.kind, "micro-batches" in cause.change) == ("bubble", True)

@@ -280,13 +280,14 @@ def _in_turn(exposed: Exposed) -> Floats:
 
 def small_calls(judged: Run, details: Exposure | None) -> list[dict[str, object]]:
     """Operations with many small calls in a step, that with most first, and what is known of them. Those of
-    too many units are no messages that could be joined otherwise."""
+    too many units are no messages that could be joined otherwise, and those between stages of a pipeline
+    take as long as one waits for the other."""
     units = None if details is None else details.units
     best = _best_busbw(judged)
     calls_of_op: dict[str, list[tuple[float, float]]] = defaultdict(list)
     for kind in judged.collectives:
         count = float(np.median(positive(kind.count))) if kind.count.size else 0.0
-        if count and (kind.num_ranks or 0) > 1:
+        if count and (kind.num_ranks or 0) > 1 and kind.op not in POINT_TO_POINT:
             calls_of_op[kind.op].append(
                 (count, kind.bytes if kind.bytes is not None else _mean_bytes(judged, kind.op))
             )
