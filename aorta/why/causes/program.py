@@ -128,7 +128,7 @@ def without_in_force(change: str, names: frozenset[str]) -> str:
         for part, gap in zip(parts[::2], [*parts[1::2], ""], strict=True)
         if not any(re.search(pattern, part) for pattern in offered)
     ]
-    return "".join(kept).rstrip(",; ") or "what is known to help is in force"
+    return "".join(kept).rstrip(",; ").removeprefix("or ") or "what is known to help is in force"
 
 
 def settings_text(effects: Mapping[str, str], judged: Run) -> str:

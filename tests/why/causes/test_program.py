@@ -326,6 +326,7 @@ def test_no_rule_offers_what_is_in_force(name):
     [
         ("torch.compile(model) (mode='x, y'), larger micro-batches", "larger micro-batches"),
         ("larger micro-batches, fused optimizer; pin", "larger micro-batches, fused optimizer; pin"),
+        ("torch.compile(model), or larger batches", "larger batches"),
         ("torch.compile(model)", "what is known to help is in force"),
         ("torch.compile(model): it is in force", "torch.compile(model): it is in force"),
     ],
