@@ -1,6 +1,6 @@
 """
 cause: no_prefetch|transfer
-told: fully_shard each block, not only the root
+told: fully_shard each block \(not only the root\)
 device: cuda
 ranks: 2
 """

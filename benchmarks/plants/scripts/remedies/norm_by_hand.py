@@ -1,6 +1,6 @@
 """
 cause: compute
-told: torch.compile the function or the model, which joins them
+told: torch.compile the function or the model to join them
 """
 
 import torch
