@@ -1,6 +1,6 @@
 """
 cause: transfer
-told: no_sync\(\) with gradient accumulation
+told: no_sync\(\) with more micro-batches
 ranks: 2
 """
 
