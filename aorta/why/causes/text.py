@@ -64,11 +64,12 @@ def title(dataset: Dataset) -> str:
     there are several."""
     account = account_of(dataset.first)
     num_steps, usual = account.step_ms.shape[1], account.usual
-    steps = f"mean of {num_steps:,} of {counted(account.num_judged, 'judged step')}"
+    judged = counted(account.num_judged, f"judged {_stepper(dataset.first)}step")
+    steps = f"mean of {num_steps:,} of {judged}"
     if usual is not None:
-        steps = f"{usual.statistic} of all {counted(account.num_judged, 'judged step')}"
+        steps = f"{usual.statistic} of all {judged}"
     elif num_steps == account.num_judged:
-        steps = f"mean of {counted(num_steps, 'judged step')}"
+        steps = f"mean of {judged}"
     ranks = counted(len(account.ranks), "rank")
     if not account.mean_step_ms > 0:
         source = dataset.source
@@ -85,6 +86,13 @@ def title(dataset: Dataset) -> str:
         f"{dataset.label}: a step takes {quantity(account.mean_step_ms, 'ms')}{own}"
         f" ({steps}, {ranks}, source: {dataset.source}){_recorded(account)}"
     )
+
+
+def _stepper(run: Run) -> str:
+    """'AdamW ' where a call of this optimizer ends each step: a loop of the program may have several."""
+    at = "" if run.record is None else str(run.record.coverage.get("steps_at", ""))
+    name = re.fullmatch(r"[\w.]*?(\w+)\.step", at)
+    return "" if name is None else f"{name[1]} "
 
 
 def _recorded(account: Account) -> str:

@@ -21,7 +21,7 @@ from aorta.why.causes.losses.program_code import _computes_by_itself
 from aorta.why.causes.losses.waiting import IN_STEP, in_step
 from aorta.why.causes.rank import Worth, _once, _place, causes_of, found_causes, worth
 from aorta.why.causes.rules import rules
-from aorta.why.causes.text import _unexplained_text, fact_texts, filled, nothing_text
+from aorta.why.causes.text import _unexplained_text, fact_texts, filled, nothing_text, title
 from tests.records.run_folders import run_record
 from tests.why.causes.runs import Host, causes, run_of, sampled
 from tests.why.causes.stacks import COMMON, write_stacks
@@ -377,6 +377,22 @@ def test_of_a_rank_that_computes_longer_equal_work_saves_what_is_beyond_the_mean
     least, most = first.interval_ms
     assert least < 9.0 < most
     assert (most > 18.0) == (kind == "late_rank")  # a device that is mended computes 18 ms less
+
+
+@pytest.mark.parametrize(
+    ("steps_at", "steps"),
+    [
+        ("torch.optim.adam.Adam.step", "judged Adam steps"),
+        ("torch.optim.sgd.SGD.step + torch.optim.adam.Adam.step", "judged steps"),
+        ("every backward pass, as no optimizer is called", "judged steps"),
+    ],
+)
+def test_a_step_is_told_by_the_optimizer_that_ends_it(tmp_path, steps_at, steps):
+    """A loop of the program may have several."""
+    run = run_record(2, coverage={"steps_at": steps_at})
+    folder = run_of(tmp_path, lambda rank, step, noise: usual(noise), run, steps=STEPS)
+    told = title(dataset("a", [judge(load_run(folder, "a"), 1)]))
+    assert f"(mean of 32 {steps}, 2 ranks" in told
 
 
 @pytest.mark.parametrize(("first_ms", "is_more"), [(12.0, False), (10.9, True)])
