@@ -52,6 +52,7 @@ from aorta.why.causes.finding import (
 )
 from aorta.why.causes.losses.of_a_step import CALLS_THE_MODEL, RARE, SEEN, findings
 from aorta.why.causes.losses.outside import outside_cause
+from aorta.why.causes.losses.program_code import calls_of_spans
 from aorta.why.causes.losses.slow_steps import slow_of_all_steps
 from aorta.why.causes.losses.waiting import left_out
 from aorta.why.causes.program import program_of, settings_text, stack_of, without_in_force, workers_of
@@ -250,10 +251,17 @@ def _of_no_usual_step(cause: Cause, finding: CauseFinding, judged: Run, account:
             " be read later, and none of it is lost."
         )
     if finding.kind in SEEN and finding.facts.get("in_steps") == 1 and cause.interval_ms is None:
+        # As long as it was, which what recorded steps are scaled by would change.
+        noted = calls_of_spans(judged, "garbage_collection", finding.rank).values()
+        is_noted = finding.kind == "garbage_collection" and noted
+        took = (
+            f"{quantity(sum(ms for _, ms in noted) / sum(num for num, _ in noted), 'ms')} "
+            if is_noted
+            else ""
+        )
         return (
-            f"{subject}: {quantity(float(values.sum()), 'ms')} in one of {len(values)} judged steps. Once"
-            " does not tell how often it comes, nor what a step loses to it. Where it comes often:"
-            f" {cause.change}."
+            f"{subject}: {took}in one of {len(values)} judged steps. Once does not tell how often it comes,"
+            f" nor what a step loses to it. Where it comes often: {cause.change}."
         )
     is_one = len(values) >= MIN_STEPS and values.max() >= NEARLY_ALL * values.sum() > 0
     if was_seen or finding.by_stretch or finding.is_risk or finding.rank is not None or not is_one:

@@ -153,7 +153,7 @@ def _unexplained_text(causes: Causes, step: float) -> str:
         return text
     name, ms = largest[0]
     return (
-        f"{text} That is more than the first cause, for no one reason that was seen. Most of it,"
+        f"{text} That is more than the first cause, for no one reason that was seen. The largest part,"
         f" {quantity(ms, 'ms')}: {CELLS[name].meaning}. Mend the causes first: some of it may go, too."
     )
 

@@ -404,7 +404,7 @@ def test_what_no_cause_explains_is_put_beside_the_first_cause(first_ms, is_more)
     text = _unexplained_text(causes, 40.0)
     assert text.startswith(told)
     assert (
-        "That is more than the first cause" in text and "Most of it, 9.00 ms: the host" in text
+        "That is more than the first cause" in text and "The largest part, 9.00 ms: the host" in text
     ) == is_more
 
 
