@@ -1,10 +1,11 @@
-"""FLOPs of one call of a copy without data, forward and backward, under torch's own counter."""
+"""FLOPs of one call of a copy without data, forward and backward, by torch's own formulas."""
 
 import random
 import threading
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from functools import cache
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -12,7 +13,7 @@ import torch
 from torch.nn import Module
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
-from torch.utils.flop_counter import FlopCounterMode, flop_registry
+from torch.utils.flop_counter import flop_registry
 
 from aorta.attach.layout_copies import line_of
 from aorta.attach.meta_copies import NotCountedError
@@ -63,12 +64,9 @@ def count_of(
 
     taken: by place among its outputs, the part of the entries that the loss takes. parts_counted: as of
     NeedlessOperators."""
-    counter = FlopCounterMode(
-        display=False, custom_mapping={getattr(torch.ops.aten, "_grouped_mm", None): _grouped_mm}
-    )
     by_line = OperatorsByLine(model, count_of.__code__)
     watched = _Watched(NeedlessOperators(constant, fuses, parts_counted), by_line)
-    again = _Again(counter, watched)
+    again = _Again(watched)
     states, handles = (random.getstate(), torch.get_rng_state()), again.watch(model)
     constant = [*constant]
     for one in (*constant, *tree_leaves((args, named))):  # what fills up in later steps is none
@@ -83,13 +81,12 @@ def count_of(
             torch.device("meta"),
             _without_autocast(watched),
             watched,
-            counter,
         ):
             given = tensors_of(model(*args, **named))
             watched.needless.returned(given, taken)
             outputs = [leaf for leaf in given if leaf.requires_grad]
             again.is_backward = watched.is_backward = True
-            forward = int(counter.get_total_flops()), watched.num_bytes - watched.needless.bytes_left_out
+            forward = watched.flops, watched.num_bytes - watched.needless.bytes_left_out
             if outputs:
                 torch.autograd.backward([output.real.float().sum() for output in outputs])
             elif needs_gradient:
@@ -99,7 +96,7 @@ def count_of(
         torch.set_rng_state(states[1])
         for handle in handles:
             handle.remove()
-    flops = int(counter.get_total_flops()) - again.flops.total()
+    flops = watched.flops - again.flops.total()
     needless = watched.needless
     num_bytes = watched.num_bytes - needless.bytes_left_out
     of_wide = watched.fp64, watched.fp32
@@ -148,8 +145,8 @@ def line_of_caller() -> StackFrame | None:
 class _Again:
     """FLOPs of modules that are called within a backward pass."""
 
-    def __init__(self, counter: FlopCounterMode, watched: "_Watched") -> None:
-        self._counter, self._watched = counter, watched
+    def __init__(self, watched: "_Watched") -> None:
+        self._watched = watched
         self.is_backward = False
         self.flops = Counter[StackFrame | None]()
         self.num_bytes = self._bytes_before = 0
@@ -170,7 +167,7 @@ class _Again:
             self._lines[id(module)] = line_of_caller()
             return
         if self._depth == 0:
-            self._before, self._bytes_before = int(self._counter.get_total_flops()), self._watched.num_bytes
+            self._before, self._bytes_before = self._watched.flops, self._watched.num_bytes
             self._operators_before = self._watched.num_operators
         self._depth += 1
 
@@ -178,7 +175,7 @@ class _Again:
         if self._depth:
             self._depth -= 1
             if self._depth == 0:
-                num = int(self._counter.get_total_flops()) - self._before
+                num = self._watched.flops - self._before
                 self.flops[self._lines.get(id(module))] += num
                 self.num_bytes += self._watched.num_bytes - self._bytes_before
                 self.num_operators += self._watched.num_operators - self._operators_before
@@ -196,26 +193,32 @@ class _Watched(TorchDispatchMode):
         """By id, sums, and answers to whether all of a mask holds, or its sum is a number. The model is told
         that it does not: a mask that fills no row up is left out, and FLOPs stay the same."""
         self.is_backward = False
-        self.num_bytes = self.num_operators = 0
+        self.flops = self.num_bytes = self.num_operators = 0
+        self._results = _Results()
         self.num_off = 0
         """Contexts without autocast that the model is in."""
         self.fp64, self.fp32 = Counter[StackFrame | None](), Counter[StackFrame | None]()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        space, name = func.namespace, func._overloadpacket.__name__
-        if any(isinstance(leaf, torch.Tensor) and _is_real_parameter(leaf) for leaf in tree_leaves(args)):
+        if not isinstance(func, torch._ops.OpOverload):
+            raise NotCountedError(f"the operator {func} has no formula")
+        if func is not torch.ops.prim.device.default and _is_made_of_others(func):
+            with self:
+                return func.decompose(*args, **kwargs or {})
+        space, packet = func.namespace, func._overloadpacket
+        name = packet.__name__
+        given = _tensors_in((args, kwargs))
+        if any(map(_is_real_parameter, given)):
             raise NotCountedError("the forward pass uses parameters that its module does not hold")
         if "c10d" in space:
             raise NotCountedError("the model communicates in its forward pass")
-        args, kwargs = self._without_data(args, kwargs or {})
-        packet = func._overloadpacket
-        if packet not in flop_registry and name != "_grouped_mm":
-            if space not in KNOWN:
-                raise NotCountedError(f"the operator {space}::{name} has no formula")
-            # One without a kernel of its own is taken apart into others, which are counted.
-            is_whole = torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "Meta")
-            if is_whole and any(part in name for part in HEAVY) and "backward" not in name:
-                raise NotCountedError(f"the operator {space}::{name} has no formula")
+        kwargs = kwargs or {}
+        if "device" in kwargs or not all(one.is_meta for one in given):
+            args, kwargs = self._without_data(args, kwargs)
+            given = _tensors_in((args, kwargs))
+        formula = _grouped_mm if name == "_grouped_mm" else flop_registry.get(packet)
+        if formula is None and (space not in KNOWN or _needs_formula(func)):
+            raise NotCountedError(f"the operator {space}::{name} has no formula")
         if name == "topk" and args[0].dim():
             self._num_experts = int(args[0].shape[-1])
         if name == "nonzero" and args[0].is_meta:
@@ -224,14 +227,14 @@ class _Watched(TorchDispatchMode):
             if id(args[0]) in self._of_all and args[0].dtype == torch.bool:
                 return False
             raise NotCountedError("the forward pass reads values of tensors on the host")
-        result = func(*args, **kwargs)
+        result = self._results.of(func, args, kwargs, given)
         if name in ("all", "sum") or (name == "eq" and id(args[0]) in self._of_all):
             self._of_all[id(result)] = result
         num_bytes = flops = 0
-        given = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
-        made = [leaf for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor)]
-        if packet in flop_registry:
-            flops = flop_registry[packet](*args, **kwargs, out_val=result)
+        made = _tensors_in(result)
+        if formula is not None:
+            flops = int(formula(*args, **kwargs, out_val=result))
+            self.flops += flops
         elif not _is_view(func):
             num_bytes = sum(tensor.numel() * tensor.element_size() for tensor in (*given, *made))
             self.num_bytes += num_bytes
@@ -258,6 +261,87 @@ class _Watched(TorchDispatchMode):
         return torch.empty((num, mask.dim()), dtype=torch.int64, device="meta")
 
 
+class _Results:
+    """What operators give without data. Of one that is called as before, the kernel, which is written in
+    Python, is not asked again."""
+
+    def __init__(self) -> None:
+        self._forms: dict[Any, list[_Form] | None] = {}
+        """By call, the tensors of its result; None of a call whose result is not of new tensors alone."""
+
+    def of(self, func: Any, args: Any, kwargs: Any, given: list[torch.Tensor]) -> Any:
+        is_plain = not (_is_view(func) or func._schema.is_mutable) and all(map(_is_plain, given))
+        if not given or not is_plain:
+            return func(*args, **kwargs)
+        key = func, _key_of(args), _key_of(tuple(kwargs.items()))
+        forms = self._forms.get(key)
+        if forms is not None:
+            made = [_new(*form) for form in forms]
+            return tuple(made) if len(func._schema.returns) > 1 else made[0]
+        result = func(*args, **kwargs)
+        if key not in self._forms:
+            self._forms[key] = _forms_of(result, given)
+        return result
+
+
+_Form = tuple[torch.Size, tuple[int, ...], torch.dtype]
+
+
+def _forms_of(result: Any, given: list[torch.Tensor]) -> list[_Form] | None:
+    made = list(result) if isinstance(result, tuple) else [result]
+    if not all(isinstance(one, torch.Tensor) and _is_plain(one) for one in made):
+        return None
+    forms = [(one.shape, one.stride(), one.dtype) for one in made]
+    storages = {one.untyped_storage()._cdata for one in (*given, *made)}
+    are_new = len(storages) == len({one.untyped_storage()._cdata for one in given}) + len(made)
+    sizes = [one.untyped_storage().nbytes() for one in made]
+    return forms if are_new and sizes == [_new(*form).untyped_storage().nbytes() for form in forms] else None
+
+
+def _new(shape: torch.Size, stride: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    made: torch.Tensor = torch.ops.aten.empty_strided.default(shape, stride, dtype=dtype, device="meta")
+    return made
+
+
+def _is_plain(tensor: torch.Tensor) -> bool:
+    is_tensor = type(tensor) in (torch.Tensor, torch.nn.Parameter) and tensor.is_meta
+    return is_tensor and not tensor.is_conj() and not tensor.is_neg()
+
+
+def _key_of(given: Any) -> Any:
+    """Types are in it: 1 is equal to 1.0 and to True."""
+    if isinstance(given, torch.Tensor):
+        return given.shape, given.stride(), given.dtype
+    if isinstance(given, (tuple, list)):
+        return type(given), *map(_key_of, given)
+    return type(given), given if type(given).__hash__ is not None else object()
+
+
+def _tensors_in(nested: Any) -> list[torch.Tensor]:
+    """In what an operator is called with, or gives."""
+    if isinstance(nested, torch.Tensor):
+        return [nested]
+    if isinstance(nested, dict):
+        nested = nested.values()
+    elif not isinstance(nested, (tuple, list)):
+        return []
+    return [tensor for one in nested for tensor in _tensors_in(one)]
+
+
+@cache
+def _is_made_of_others(func: Any) -> bool:
+    return bool(func._can_decompose())
+
+
+@cache
+def _needs_formula(func: Any) -> bool:
+    """One without a kernel of its own is taken apart into others, which are counted."""
+    name = func._overloadpacket.__name__
+    is_whole = torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "Meta")
+    return is_whole and any(part in name for part in HEAVY) and "backward" not in name
+
+
+@cache
 def _is_view(func: Any) -> bool:
     infos = [one.alias_info for one in func._schema.returns]
     is_told = any(info is not None and not info.is_write for info in infos)
@@ -269,10 +353,10 @@ def _is_real_parameter(tensor: torch.Tensor) -> bool:
     return tensor.requires_grad and not tensor.is_meta
 
 
-def _grouped_mm(a_shape: Any, b_shape: Any, *_: Any, **__: Any) -> int:
+def _grouped_mm(a: torch.Tensor, b: torch.Tensor, *_: Any, **__: Any) -> int:
     """Of experts side by side: each row of the first meets the matrix of its own expert."""
-    rows, inner = (a_shape[-2], a_shape[-1]) if len(a_shape) == 2 else (a_shape[0] * a_shape[1], a_shape[2])
-    return int(2 * rows * inner * b_shape[-1])
+    rows, inner = (a.shape[-2], a.shape[-1]) if a.dim() == 2 else (a.shape[0] * a.shape[1], a.shape[2])
+    return 2 * rows * inner * b.shape[-1]
 
 
 def tensors_of(output: Any) -> list[torch.Tensor]:

@@ -1,7 +1,7 @@
 """Model FLOPs of a step, counted by torch on a copy of the model that holds no data.
 
     an early step   the outermost module of each call is noted, with the shapes of what it was called with
-    the end         copies on the meta device go forward and backward under torch's counter
+    the end         copies on the meta device go forward and backward, counted by torch's formulas
 
 While that step runs, Module.__call__ is replaced, and nothing is when it has ended. A copy shares no tensor,
 no hook and no random number with the model. What cannot be counted has no number and a reason: values that

@@ -443,6 +443,8 @@ class NeedlessOperators:
 
 
 def _tensors(nested: Any) -> list[torch.Tensor]:
+    if isinstance(nested, torch.Tensor):
+        return [nested]
     return [leaf for leaf in tree_leaves(nested) if isinstance(leaf, torch.Tensor)]
 
 

@@ -23,7 +23,7 @@ FEWEST = 32
 MOST_OPERATORS = 12_000
 """Of a call; what follows is not looked at."""
 AROUND = (
-    *("flop_counter.py", "_python_dispatch.py", "_stats.py", "_ops.py"),
+    *("call_flops.py", "_python_dispatch.py", "_stats.py", "_ops.py"),
     *("_compile.py", "eval_frame.py"),
 )
 """Files of functions that a mode puts around every operator."""
