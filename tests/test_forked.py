@@ -13,7 +13,7 @@ from aorta.processes import forked, no_garbage_collection
 
 pytestmark = [
     pytest.mark.processes,
-    pytest.mark.skipif(sys.platform != "linux", reason="calls are made one after the other"),
+    pytest.mark.skipif(sys.platform != "linux", reason="needs Linux, where processes fork"),
 ]
 
 

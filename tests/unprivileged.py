@@ -20,7 +20,7 @@ def python_without_rights(*arguments: object) -> subprocess.CompletedProcess[str
     if os.geteuid() == 0:
         before = WITHOUT_RIGHTS
         if shutil.which("setpriv") is None or subprocess.run([*before, "true"]).returncode:
-            pytest.skip("root reads everything, and setpriv cannot take that from it")
+            pytest.skip("needs a user who is not root, or setpriv, which takes root's rights away")
     command = [*before, sys.executable, *map(str, arguments)]
     return subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
 

@@ -434,7 +434,9 @@ def test_a_session_that_is_taken_off_closes_its_sinks(
 
 def scalars_in(folder: Path) -> dict[str, list[tuple[int, float]]]:
     """Step and value of every scalar, by tag."""
-    event_accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    event_accumulator = pytest.importorskip(
+        "tensorboard.backend.event_processing.event_accumulator", reason="needs tensorboard (extra report)"
+    )
     events = event_accumulator.EventAccumulator(str(folder))
     events.Reload()
     return {

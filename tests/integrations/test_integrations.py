@@ -46,7 +46,7 @@ def test_accelerate_ends_a_step_with_the_update(tmp_path: Path) -> None:
 
 
 def test_the_trainer_of_transformers(tmp_path: Path) -> None:
-    transformers = pytest.importorskip("transformers")
+    transformers = pytest.importorskip("transformers", reason="needs transformers (extra integrations)")
     from aorta.integrations.transformers import AortaCallback
 
     class Net(torch.nn.Module):

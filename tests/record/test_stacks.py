@@ -130,7 +130,6 @@ def calls_of_all_kinds(x, lines, pattern):
     [one.lerp_(x, 0.5) for one in lines]
 
 
-@pytest.mark.skipif(sys.version_info < (3, 11), reason="instructions have no columns")
 def test_names_of_what_has_no_frame_are_those_of_the_code():
     """Methods of tensors by their names, where tensors alone have them; no text of the program."""
     names = [*calls_of(calls_of_all_kinds.__code__).values()]
@@ -150,7 +149,6 @@ def test_names_of_what_has_no_frame_are_those_of_the_code():
     )
 
 
-@pytest.mark.skipif(sys.version_info < (3, 11), reason="instructions have no columns")
 def test_a_stack_ends_with_what_is_called_and_has_no_frame():
     tree, waiting = StackTree(), threading.Lock()
     waiting.acquire()
@@ -210,7 +208,7 @@ def test_sleep_and_work_are_told_apart(tmp_path):
     assert busy_us > 4 * total_us(stacks, "sleeps", "works")
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="the kernel tells how long threads waited")
+@pytest.mark.skipif(sys.platform != "linux", reason="needs Linux, whose kernel tells how long threads waited")
 def test_a_thread_that_holds_the_lock_is_told_from_one_that_lets_go_of_it(tmp_path, monkeypatch):
     """A thread that trains needs the lock for each operator; whatever waits otherwise does not count."""
     monkeypatch.setattr(sampling, "FIRST_CPU_S", 0.1)  # on a machine with much else to do a sample is dear

@@ -42,7 +42,7 @@ def test_an_existing_file_is_neither_appended_to_nor_overwritten(tmp_path):
     assert path.read_text() == "old\n"
 
 
-@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="/dev/full is a Linux device")
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full, a device of Linux")
 def test_a_full_disk_stops_recording_with_one_warning(caplog):
     writer = LineWriter(os.open("/dev/full", os.O_WRONLY), "/dev/full")
     with caplog.at_level(logging.WARNING):

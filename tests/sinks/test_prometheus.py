@@ -354,7 +354,7 @@ def test_labels_of_the_rules_are_exported() -> None:
     assert {name.strip() for group in labels for name in group.split(",")} <= {"job", "rank", "instance"}
 
 
-@pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is not installed")
+@pytest.mark.skipif(shutil.which("promtool") is None, reason="needs promtool of Prometheus on PATH")
 def test_prometheus_reads_every_query(tmp_path: Path) -> None:
     """Its own parser, through a file of rules; Grafana's variables are put in as Grafana does."""
     queries = [query.replace("$instance", ".*").replace("$job", ".*") for query in expressions()]

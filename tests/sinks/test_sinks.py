@@ -29,7 +29,9 @@ def test_what_was_not_measured_is_left_out(records: list[StepRecord]) -> None:
 
 @pytest.mark.heavy
 def test_tensorboard_has_every_step(tmp_path: Path, records: list[StepRecord]) -> None:
-    event_accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    event_accumulator = pytest.importorskip(
+        "tensorboard.backend.event_processing.event_accumulator", reason="needs tensorboard (extra report)"
+    )
     sinks = Sinks([f"tensorboard={tmp_path}"], Place(tmp_path, 0, 2), lambda line: None)
     for record in records:
         sinks.add(record)

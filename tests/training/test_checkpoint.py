@@ -107,7 +107,7 @@ def test_the_checkpoint_that_is_not_replaced_keeps_its_name(tmp_path):
     assert content(tmp_path) == {path / "aorta.json": b"whole"}
 
 
-@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs a device that is always full")
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full, a device of Linux")
 @pytest.mark.parametrize("num_elements", [10, 100_000])
 def test_the_system_s_reason_outlives_torch_save_and_the_file_does_not(num_elements, tmp_path):
     """torch.save ends with a RuntimeError about positions in its archive."""

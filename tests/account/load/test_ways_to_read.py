@@ -192,7 +192,7 @@ def test_without_a_folder_of_ones_own_the_systems_is_used(tmp_path, in_files, mo
 @pytest.mark.heavy
 def test_a_dask_cluster_that_spills_gives_the_same_numbers(tmp_path, monkeypatch):
     """Workers that may keep next to nothing write the results that wait for their turn to their disk."""
-    distributed = pytest.importorskip("distributed")
+    distributed = pytest.importorskip("distributed", reason="needs dask.distributed (extra dask)")
     import dask
 
     folder = written(tmp_path / "run")

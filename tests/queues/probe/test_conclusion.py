@@ -13,7 +13,7 @@ from aorta.queues.probe.staircase import staircase
 from aorta.queues.probe.switch import switch_cost
 from tests.queues.probe.simulator import SimulatedDevice
 
-NO_GPU = pytest.mark.skipif(torch.cuda.is_available(), reason="what the command says without a GPU")
+NO_GPU = pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")
 
 
 def _result(device: SimulatedDevice) -> ProbeResult:
