@@ -1,7 +1,10 @@
 """Which steps are recorded, so that recording costs no more than was asked for. Plain logic without a clock.
 
-    step  0 ... 23      24 ... 39        then blocks of 8
-          all recorded  none recorded    one block of `every` recorded, on all ranks the same
+    step  0 ... 15      16 ... 31      32 ... 35, 96 ... 99    between, and then blocks of 8
+          all recorded  none recorded  all recorded            one block of `every`, on all ranks the same
+
+The first steps are seldom like those that follow: caches are cold, and loaders have a stock. So a third of
+the steps that are recorded whatever that costs comes later, where a short run is under way.
 
 What recording costs is the difference between a recorded block and the steps on both sides of it, which were
 not recorded. The larger `every` is, the smaller the mean over all steps.
@@ -23,12 +26,15 @@ from aorta.records.schema import OverheadRecord
 
 NUM_WARM = 8
 """Steps that compile, allocate and connect: recorded, and not judged."""
-NUM_FIRST = NUM_WARM + 16
+NUM_FIRST = NUM_WARM + 8
 """Steps at the start that are recorded, whatever that costs, so that a short run has an answer."""
 BLOCK = 8
 """Steps that are recorded in a row, or are not: what a switch costs is spread over them."""
 NUM_FIRST_LEFT_OUT = 2
 """Blocks after them that are not: the first cost is the difference."""
+EARLY_BLOCKS, EARLY = (2, 10), 4
+"""Blocks of which the first so many steps are recorded, whatever that costs: usual ones of a short run."""
+NUM_WHATEVER = NUM_FIRST + EARLY * len(EARLY_BLOCKS)
 FIRST_EVERY = 64
 """`every` until the first cost is known."""
 MOST_EVERY = 1024
@@ -47,7 +53,7 @@ SLOW = 3.0
 CHANGED = 1.2
 """Ratio of usual lengths, now and before the last recorded block: the next blocks are recorded."""
 ENOUGH_PAIRS = 3
-"""Differences from which on that of the first steps does not count any more."""
+"""Differences of whole blocks from which on those of early ones do not count any more."""
 FEW_WIDTH = 4.0
 """Width of the interval, in errors within blocks, while too few show how blocks differ."""
 DEVICE_SHARE = 0.005
@@ -65,12 +71,17 @@ def is_recorded(place: int, every: int) -> bool:
     every is a power of two. The steps of a larger one are among those of a smaller one, so ranks that learn
     of a change at different times still have steps in common.
     """
-    if 0 <= place < NUM_FIRST:
+    if is_recorded_whatever(place):
         return True
     block = block_of(place)  # below 0 where the program has gone back behind its first step
     if 0 <= block < NUM_FIRST_LEFT_OUT:
         return False
     return block % LOOKS != 0 if every == 1 else (block + 1) % every == 0
+
+
+def is_recorded_whatever(place: int) -> bool:
+    """True for a step that is recorded whatever that costs."""
+    return 0 <= place < NUM_FIRST or (block_of(place) in EARLY_BLOCKS and (place - NUM_FIRST) % BLOCK < EARLY)
 
 
 def is_seen(place: int) -> bool:
@@ -131,7 +142,7 @@ class Meter:
     def __init__(self) -> None:
         self.num_steps = self.num_recorded = 0
         self.num_later = self.num_later_recorded = 0
-        """The same without the first NUM_FIRST steps."""
+        """The same without the NUM_WHATEVER steps."""
         self.total_ms = self.later_ms = 0.0
         self._num_plain = 0
         self._own_ms = self._threads_ms = self._plain_ms = 0.0
@@ -141,14 +152,16 @@ class Meter:
         """By length and by CPU time, of the pairs that there are; None: to be worked out."""
         self._pairs: deque[Pair] = deque(maxlen=MOST_PAIRS)
         self._first_pair: Pair | None = None
-        """That of the first steps, which also learn names and warm up: it counts until others are there."""
+        """That of the first steps, which also learn names and warm up: it counts until another is there."""
+        self._early_pairs: list[Pair] = []
+        """Those of EARLY steps, which bear a switch of a whole block: they count until others are there."""
         self._is_first = True
         self._before: deque[_Lengths] = deque(maxlen=MOST_BESIDE)
         """The steps before the recorded ones."""
         self._during: list[_Lengths] = []
-        """The steps of the recorded block, and those that the switches fall into."""
-        self._num_during = 0
-        """Number of recorded steps among them."""
+        """The steps of the recorded block."""
+        self._switches: list[_Lengths] = []
+        """The steps beside it that its switches fall into."""
         self._after: list[_Lengths] = []
 
     def add(
@@ -170,7 +183,7 @@ class Meter:
         self.num_steps += 1
         self.num_recorded += recorded
         self.total_ms += step_ms
-        if not 0 <= place < NUM_FIRST:
+        if not is_recorded_whatever(place):
             self.num_later += 1
             self.num_later_recorded += recorded
             self.later_ms += step_ms
@@ -178,15 +191,13 @@ class Meter:
             return
         if self._after:
             self._conclude()
-        self._during.append((step_ms, cpu_ms))
-        self._num_during += recorded
+        (self._during if recorded else self._switches).append((step_ms, cpu_ms))
         # Only what is near the steps beside it can be compared: of a long stretch its two ends.
-        if self._num_during and len(self._during) > MOST_BESIDE * (2 if self._before else 1):
+        if len(self._during) > MOST_BESIDE * (2 if self._before else 1):
             del self._during[MOST_BESIDE if self._before else 0]
-            self._num_during -= 1
 
     def add_plain(self, lengths_ms: Sequence[float], cpu_ms: float, own_ms: float) -> None:
-        """Take steps in a row, none of which is among the first, recorded or switched.
+        """Take steps in a row, none of which is recorded or switched.
 
         cpu_ms: of one of them in the mean. own_ms: of all together.
         """
@@ -199,7 +210,7 @@ class Meter:
         self._own_ms += own_ms
         self._plain_ms += total_ms
         steps = [(step_ms, cpu_ms) for step_ms in lengths_ms]
-        if self._num_during:
+        if self._during:
             num_missing = MOST_BESIDE - len(self._after)
             self._after += steps[:num_missing]
             if len(self._after) < MOST_BESIDE:
@@ -215,27 +226,27 @@ class Meter:
     def interrupted(self) -> None:
         """Forget the block that is measured: something else took its time, a checkpoint say."""
         self._before.clear()
-        self._during, self._after, self._num_during = [], [], 0
+        self._during, self._switches, self._after = [], [], []
 
     def _conclude(self) -> None:
         """Compare the recorded block with the steps on both of its sides."""
         beside = [*self._before, *self._after]
-        if len(beside) >= LEAST_BESIDE and self._num_during:
+        if len(beside) >= LEAST_BESIDE and self._during:
             wall, cpu = (
-                _difference(
-                    [step[i] for step in self._during], [step[i] for step in beside], self._num_during
-                )
+                _difference(*([step[i] for step in of] for of in (self._during, self._switches, beside)))
                 for i in (0, 1)
             )
             pair = Pair(*wall, *cpu)
             self._costs = None
             if self._is_first and not self._before:
                 self._first_pair = pair
+            elif len(self._during) <= EARLY and not self._pairs:
+                self._early_pairs.append(pair)
             else:
                 self._pairs.append(pair)
         self._is_first = False
         self._before = deque(self._after, maxlen=MOST_BESIDE)
-        self._during, self._after, self._num_during = [], [], 0
+        self._during, self._switches, self._after = [], [], []
 
     # -- what it has found ---------------------------------------------------------------------------
 
@@ -244,8 +255,10 @@ class Meter:
         return len(self._pairs)
 
     def _known_pairs(self) -> list[Pair]:
-        few = self._first_pair is not None and len(self._pairs) < ENOUGH_PAIRS
-        return [*self._pairs, self._first_pair] if few and self._first_pair is not None else list(self._pairs)
+        if len(self._pairs) >= ENOUGH_PAIRS:
+            return list(self._pairs)
+        both_sides = [*self._early_pairs, *self._pairs]
+        return both_sides or ([] if self._first_pair is None else [self._first_pair])
 
     @property
     def plain_ms(self) -> float | None:
@@ -255,7 +268,7 @@ class Meter:
 
     def settle(self) -> None:
         """Compare what there is so far, as far as it goes."""
-        if self._num_during and len(self._after) + len(self._before) >= LEAST_BESIDE and self._after:
+        if self._during and len(self._after) + len(self._before) >= LEAST_BESIDE and self._after:
             self._conclude()
 
     def cost(self) -> Cost | None:
@@ -340,7 +353,8 @@ class Meter:
             every=self.num_later / self.num_later_recorded if self.num_later_recorded else None,
             num_steps=self.num_steps,
             num_recorded=self.num_recorded,
-            num_first=NUM_FIRST,
+            num_first=NUM_WHATEVER,
+            num_pairs=len(self._early_pairs) + len(self._pairs),
         )
 
     # -- over a restart ------------------------------------------------------------------------------
@@ -373,12 +387,12 @@ def _ends(cost: Cost) -> tuple[float, float, float]:
     return cost.ms, cost.low_ms, cost.high_ms
 
 
-def _difference(during: list[float], beside: list[float], num_recorded: int) -> tuple[float, float]:
+def _difference(during: list[float], switches: list[float], beside: list[float]) -> tuple[float, float]:
     """How much longer a recorded step took, with all that its block and its switches took, and its error."""
-    usual = median(beside)
+    usual, most = median(beside), SLOW * max(median(beside), median(during))
     beside = [min(length, SLOW * usual) for length in beside]
-    during = [min(length, SLOW * max(usual, median(during))) for length in during]
-    difference = (sum(during) - len(during) * fmean(beside)) / num_recorded
+    during, switches = ([min(length, most) for length in of] for of in (during, switches))
+    difference = (sum(during) + sum(switches) - (len(during) + len(switches)) * fmean(beside)) / len(during)
     return difference, _error_sq(during) + _error_sq(beside)
 
 
