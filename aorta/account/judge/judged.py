@@ -20,7 +20,7 @@ from aorta.account.rows import row_medians_and_percentile
 from aorta.errors import ReportError
 from aorta.timeline.collective import busbw_factor
 from aorta.timeline.noise import NORMAL_95
-from aorta.timeline.statistics import WARMUP_RULE, WARMUP_SHARE, warmup_steps
+from aorta.timeline.statistics import MIN_STEPS, WARMUP_RULE, WARMUP_SHARE, warmup_steps
 
 MOST_NUMBERS = 1 << 20
 """Ranks times steps that causes are looked for in at once: 220 MB for a million."""
@@ -29,6 +29,8 @@ FIRST_STEPS = 16
 """Among which calls are noted; of a job that went on, that step is in the middle of the run."""
 FEWEST_STEPS = 4
 TWICE = 2.0
+UNLIKE = 0.05
+"""Of the usual step, by which recorded ones are longer or shorter."""
 OF_KINDS = 0.1
 """Of the mean step, that the median is off where steps are of several kinds."""
 
@@ -86,7 +88,8 @@ def looked_at(run: Run) -> Run:
     """The judged steps that the account is made of: those whose parts are known on every rank, without a
     last one that holds the program's end; of a run of many ranks and steps the last ones, MOST_NUMBERS of all
     ranks together. Where the parts of steps that the overhead left out are known too, and these are the most,
-    those alone. The run itself where that is all of them.
+    those alone; without the first ones where these are no usual steps and enough others are. The run itself
+    where that is all of them.
     """
     first = _first_looked_at(run)
     is_known = np.ones(run.num_steps - first, dtype=bool)
@@ -99,6 +102,7 @@ def looked_at(run: Run) -> Run:
     is_left_out = is_known & run.left_out[first:]
     if 2 * is_left_out.sum() >= is_known.sum():  # recording makes the others longer
         is_known = is_left_out if is_left_out.any() else is_known
+    is_known &= ~_unlike_start(run, first, is_known)
     if first == run.num_warmup and is_known.all():
         return run
     before = [first - 1] if first else []  # what lies behind a step's body delays the next step
@@ -109,6 +113,23 @@ def looked_at(run: Run) -> Run:
 def _first_looked_at(judged: Run) -> int:
     num_steps = max(MOST_NUMBERS // len(judged.ranks), 1)
     return max(judged.num_warmup, judged.num_steps - num_steps)
+
+
+def _unlike_start(run: Run, first: int, is_looked_at: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    """[step from first on]: of few steps that are looked at, those in a row at the start, where these are off
+    the length of the others of the run, by more than the later ones are: a loader has a stock for them."""
+    at_start = np.zeros(len(is_looked_at), dtype=bool)
+    step_ms = run.metrics["step_ms"][:, first:].mean(axis=0)
+    others_ms = step_ms[~is_looked_at & np.isfinite(step_ms)]
+    places = np.flatnonzero(is_looked_at)
+    if len(places) < len(others_ms):
+        at_start[places[: int(np.argmax(np.diff(places, append=len(step_ms) + 1) > 1)) + 1]] = True
+    later = is_looked_at & ~at_start
+    if later.sum() < MIN_STEPS or not at_start.any():
+        return np.zeros_like(at_start)
+    usual_ms = float(np.median(others_ms))
+    off_ms, later_off_ms = (abs(float(step_ms[of].mean()) - usual_ms) for of in (at_start, later))
+    return at_start & (off_ms > max(UNLIKE * usual_ms, later_off_ms))
 
 
 class UsualStep(NamedTuple):

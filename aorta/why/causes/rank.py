@@ -54,7 +54,7 @@ from aorta.why.causes.losses.of_a_step import CALLS_THE_MODEL, RARE, SEEN, findi
 from aorta.why.causes.losses.outside import outside_cause
 from aorta.why.causes.losses.program_code import calls_of_spans
 from aorta.why.causes.losses.slow_steps import slow_of_all_steps
-from aorta.why.causes.losses.waiting import left_out
+from aorta.why.causes.losses.waiting import left_out, loading_left_out
 from aorta.why.causes.program import program_of, settings_text, stack_of, without_in_force, workers_of
 from aorta.why.causes.rules import CauseRule, rules
 from aorta.why.causes.text import (
@@ -197,9 +197,11 @@ def found_causes(judged: Run, path: str = "RUN") -> Causes:
     outside = outside_cause(account, path, line_of_evaluation(looked))
     if outside is not None:
         named.append((outside, {}))
-    late = left_out(judged)
+    late = left_out(judged) or loading_left_out(judged)
     # What one is starved of in recorded steps, it is named for by these.
-    starved = {one.rank for one, _ in named if late and late.facts["op"] == "starved" and one.is_waited_for}
+    starved = {
+        one.rank for one, _ in named if late and late.facts.get("op") == "starved" and one.is_waited_for
+    }
     if late is not None and late.rank not in starved:
         named += [
             (cause, {})

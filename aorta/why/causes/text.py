@@ -10,6 +10,7 @@ from aorta.account.cause import Cause, CodeLine
 from aorta.account.judge.alike import is_window
 from aorta.account.judge.answer import loss_texts, losses
 from aorta.account.judge.cells import CELLS, LARGE_SHARE, Account, account_of
+from aorta.account.judge.judged import UNLIKE
 from aorta.account.judge.kernels import kernels_by_class, kernels_by_name
 from aorta.account.judge.outside import OUTSIDE_WORDS
 from aorta.account.judge.phases import evaluation_text, largest_beside_the_model, largest_text, phases_of
@@ -38,8 +39,6 @@ MANY_SOFTMAX = 8
 WORTH_NOTING = 0.02
 """Part of the step, from which on what no cause explains is said."""
 LEAST_NAMED = 0.005
-WORTH_TELLING = 0.05
-"""Part of the usual step, by which recorded ones are longer or shorter."""
 NOTHING = "Nothing worth changing: no single loss is large enough to name."
 MOST_NAMED = 3
 MOST_SITES = 6
@@ -96,15 +95,16 @@ def _stepper(run: Run) -> str:
 
 
 def _recorded(account: Account) -> str:
-    """'; the 21 that were recorded took 400 ms, and sizes are scaled to 280 ms', where these are no usual
-    ones."""
+    """'; sizes are of 21 recorded steps of 400 ms, scaled', where these are no usual ones."""
     usual = account.usual
-    if usual is None or not abs(usual.recorded_ms - usual.ms) >= WORTH_TELLING * usual.ms:
+    if usual is None or not abs(usual.recorded_ms - usual.ms) >= UNLIKE * usual.ms:
         return ""
-    took = f"; the {account.step_ms.shape[1]:,} that were recorded took {quantity(usual.recorded_ms, 'ms')}"
+    num_steps, ms = account.step_ms.shape[1], quantity(usual.recorded_ms, "ms")
     if usual.recorded_ms > usual.ms:
-        return f"{took}: sizes are scaled to {quantity(usual.ms, 'ms')}"
-    return f"{took}: what the others take longer for was not recorded"
+        return f"; sizes are of {num_steps:,} recorded steps of {ms}, scaled"
+    return (
+        f"; sizes are of {num_steps:,} recorded steps of {ms}: what others take longer for was not recorded"
+    )
 
 
 def causes_text(causes: Causes, run: Run) -> str:

@@ -2,9 +2,11 @@
 
 import pytest
 
+from aorta.account.judge.cells import account_of
 from aorta.account.judge.judged import judge
 from aorta.account.load.open import load_run
 from aorta.account.newest import newest
+from aorta.record.overhead import is_recorded
 from aorta.records.newest import Follower
 from aorta.records.schema import HostUse
 from aorta.timeline.types import OverlapRecord
@@ -155,3 +157,53 @@ def test_a_rare_long_step_that_is_never_recorded_is_named_by_its_length(tmp_path
         assert ("on rank 0 in" in cause.subject) == (phase == "of one")
         assert cause.ms == pytest.approx(60.0 * 4 / 79, rel=0.03)
         assert cause.interval_ms[0] < cause.ms < cause.interval_ms[1]
+
+
+def loop_with_a_stock(folder, wait_ms, recorded, first_without=28, busy_ms=lambda step: 0.0):
+    """A step of 20 ms of kernels and launches; behind the stock that workers had, a batch is waited for in
+    wait_ms. recorded: of a step. busy_ms: what later steps compute longer."""
+
+    def make(rank, step, noise):
+        waits = wait_ms if step >= first_without else 0.0
+        host = Host().idle(waits * noise.gauss(1, 0.05), "data").work(12.0 + busy_ms(step))
+        host = host.idle(8.0 * noise.gauss(1, 0.05)).work(0.5, "optimizer")
+        return host, {"source": "kernels", **({} if recorded(step) else LEFT_OUT)}
+
+    return judge(load_run(run_of(folder, make, steps=120), "a"))
+
+
+def of_loading(judged):
+    return [(cause.ms, cause.is_in_step) for cause in causes(judged) if cause.kind == "data_loading"]
+
+
+def test_a_wait_for_batches_behind_a_stock_is_named_by_marks_of_steps_that_were_left_out(tmp_path):
+    """The first 24 steps alone were recorded; 92 of 119 judged ones wait 10 ms."""
+    judged = loop_with_a_stock(tmp_path / "run", 10.0, lambda step: step < 24)
+    ((ms, is_in_step),) = of_loading(judged)
+    assert not is_in_step
+    assert ms == pytest.approx(10.0 * 92 / 119, rel=0.05)
+
+
+def test_later_bursts_show_it_in_the_steps_that_the_account_is_of(tmp_path):
+    """As recorded by the schedule: the first ones, which the stock served, are left aside."""
+    judged = loop_with_a_stock(tmp_path / "run", 10.0, lambda step: is_recorded(step, 64))
+    account = account_of(judged)
+    assert account.global_step.tolist() == [*range(32, 36), *range(96, 100)]
+    assert account.mean_ms("data") == pytest.approx(10.0, rel=0.05)
+    ((ms, is_in_step),) = of_loading(judged)
+    assert is_in_step
+    assert ms == pytest.approx(10.0, rel=0.05)
+
+
+@pytest.mark.parametrize(
+    ("wait_ms", "first_without", "busy_ms"),
+    [
+        pytest.param(0.0, 28, 10.0, id="longer-by-work"),
+        pytest.param(10.0, 0, 10.0, id="waits-from-the-start"),
+    ],
+)
+def test_longer_steps_that_wait_no_longer_are_not_loading(tmp_path, wait_ms, first_without, busy_ms):
+    judged = loop_with_a_stock(
+        tmp_path / "run", wait_ms, lambda step: step < 24, first_without, lambda step: busy_ms * (step >= 24)
+    )
+    assert [is_in_step for _, is_in_step in of_loading(judged) if not is_in_step] == []

@@ -12,18 +12,22 @@ from numpy.typing import NDArray
 
 from aorta.account.cause import CauseKind
 from aorta.account.judge.cells import CELLS, EXPOSED_CELLS, Exposed, Host, has_point_to_point
+from aorta.account.judge.judged import looked_at
 from aorta.account.judge.late import (
+    FEWEST_STEPS,
     MARKS,
     ONE_RANK,
     Lateness,
     is_late_in_most,
+    lasts,
     late_in_left_out,
     late_of_recorded,
     marks,
     steps_left_out,
 )
 from aorta.account.judge.phases import TITLES, phases_of_ranks
-from aorta.account.load.rank.host import CPU, READY, UNTIL_UPDATE
+from aorta.account.load.rank.host import AFTER, CPU, READY, UNTIL_UPDATE
+from aorta.account.load.rank.host import PREFIX as HOST
 from aorta.account.load.rank.kernels import COUNT, TIME
 from aorta.account.metrics import WORK, of_operation, operations
 from aorta.account.model import Run
@@ -539,6 +543,41 @@ def left_out(judged: Run) -> CauseFinding | None:
         rank=rank,
         steps=steps_left_out(judged),
         is_sure=True,
+    )
+
+
+def loading_left_out(judged: Run) -> CauseFinding | None:
+    """What each of the judged steps that were left out would be shorter by, did no rank wait for its batch
+    longer than in recorded ones, for which workers may have had a stock: the rank that waits longest in a
+    step holds the others up, but no more than by what these steps are longer."""
+    names, steps = (f"{HOST}data", f"{HOST}data{AFTER}"), steps_left_out(judged)
+    step_ms, looked = judged.values("step_ms").mean(axis=0), looked_at(judged)
+    in_account = np.isin(judged.global_step[judged.judged_steps], looked.global_step[looked.judged_steps])
+    is_known = ~steps & in_account
+    if min(steps.sum(), is_known.sum()) < FEWEST_STEPS or not set(names) <= judged.host_parts.keys():
+        return None
+    waits_ms = sum(positive(judged.host_parts[name][:, judged.judged_steps]) for name in names)
+    longest_ms = np.max(waits_ms, axis=0)
+    mean_ms, usual_ms = (float(longest_ms[of].mean()) for of in (steps, is_known))
+    cost_ms = min(mean_ms - usual_ms, float(step_ms[steps].mean() - step_ms[is_known].mean()))
+    if not cost_ms > 0 or not lasts(longest_ms[steps] - usual_ms, knows_busy=True):
+        return None
+    return CauseFinding(
+        "data_loading",
+        longest_ms[steps] * (cost_ms / mean_ms),
+        takes={("unrecorded",): 1.0},
+        facts={
+            "who": "all ranks" if len(judged.ranks) > 1 else "the rank",
+            "part_ms": mean_ms,
+            "in_steps": int(steps.sum()),
+            "num_steps": judged.num_judged,
+            "waits": False,
+        },
+        evidence=[
+            f"by the host's marks in steps that were not recorded; in those that were it takes"
+            f" {quantity(usual_ms, 'ms')}, and they are {quantity(cost_ms, 'ms')} shorter for it"
+        ],
+        steps=steps,
     )
 
 
