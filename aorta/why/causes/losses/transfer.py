@@ -595,27 +595,22 @@ def exposure(run: Run) -> Exposure | None:
 def _units(judged: Run, lines: Mapping[int, Sequence[StepRecord]]) -> tuple[Units | None, str | None]:
     """Units that are too many, and their group. Where the program is known it has to have made as many: what
     tensor parallel ranks gather has modules, too."""
-    bytes_of: dict[str, dict[str, int]] = defaultdict(dict)
+    bytes_of: dict[tuple[bool, str], dict[str, int]] = defaultdict(dict)
     for record in (record for records in lines.values() for record in records):
         for call in record.collectives or ():
-            if call.op == "all_gather" and (name := record.module_of(call)):
-                bytes_of[call.group][name] = call.bytes or 0
+            name = record.module_of(call)
+            if _is_bucket(name) or (name and call.op == "all_gather"):
+                bytes_of[_is_bucket(name), call.group][name] = call.bytes or 0
     are_known = bool(noted_program(judged.record))
-    found = (
-        (group, of)
-        for group, of in bytes_of.items()
-        if (len(of) <= num_units(judged.record) if are_known else _are_units(lines, group))
-    )
-    group, of_units = max(found, key=lambda entry: len(entry[1]), default=(None, {}))
     are_usual = are_known and "buckets_small" not in program_of(judged.record)[0]
-    if of_units or are_usual or judged.source == "host":
-        return units_of(of_units), group
-    buckets: dict[str, int] = {}
-    for record in (record for records in lines.values() for record in records):
-        for call in record.collectives or ():
-            if _is_bucket(name := record.module_of(call)):
-                group, buckets[name] = call.group, call.bytes or 0
-    return buckets_of(buckets), group
+    for (are_buckets, group), of in sorted(bytes_of.items(), key=lambda one: (one[0][0], -len(one[1]))):
+        if are_buckets and not are_usual and judged.source != "host":
+            return buckets_of(of), group
+        if not are_buckets and (
+            len(of) <= num_units(judged.record) if are_known else _are_units(lines, group)
+        ):
+            return units_of(of), group
+    return None, None
 
 
 def _are_units(lines: Mapping[int, Sequence[StepRecord]], group: str) -> bool:

@@ -38,10 +38,9 @@ host of H100s, 2.5 to 3.2 ms where a kernel took 0.06 to 0.07: 37 of fully_shard
 
 BUCKET_BYTES = 25 << 20
 """As DistributedDataParallel makes them by default."""
-BUCKET_KERNELS = 2.0
-"""The same of a bucket, all in the backward pass: of 92 buckets 1.6 (medians) and 2.9 (means)."""
-BACKWARD_PART = 0.5
-"""Of a step's kernels, those of its backward pass."""
+BUCKET_KERNELS = 4.0
+"""The same of a bucket: 2 (of 92 buckets 1.6 by medians, 2.9 by means) of the half that are launched in the
+backward pass."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,8 +60,6 @@ class Units:
     ops: tuple[str, ...] = UNIT_OPS
     kernels: float = UNIT_KERNELS
     """A unit costs the host as much as launching so many kernels of operators does."""
-    part_of_step: float = 1.0
-    """Of a step's kernels, those of the passes in which units are launched."""
 
     @property
     def part(self) -> float:
@@ -102,7 +99,7 @@ def buckets_of(bytes_of: Mapping[str, float]) -> Units | None:
     num_merged = 1 + ceil(total / BUCKET_BYTES)  # the first one is made small, so that it goes early
     if num < FEWEST or num_merged > FEWER * num:
         return None
-    return Units(num, total / num, num_merged, "", "", ("all_reduce",), BUCKET_KERNELS, BACKWARD_PART)
+    return Units(num, total / num, num_merged, "", "", ("all_reduce",), BUCKET_KERNELS)
 
 
 def _outer(name: str) -> str:
@@ -162,7 +159,7 @@ def on_host(units: Units, launch_ms: float, judged: Run, account: Account) -> It
         late = launch + np.maximum(account.exposed.idle_waits_ms, for_slowest)
     kernels = Host(judged, judged.judged_steps).num_kernels
     num_kernels = 0.0 if kernels is None else float(kernels.mean())
-    of_unit_ms = launch_ms / (1 + units.part_of_step * num_kernels / units.num / units.kernels)
+    of_unit_ms = launch_ms / (1 + num_kernels / units.num / units.kernels)
     saved_ms = of_unit_ms * (units.num - units.num_merged)
     # Of what is late beside units, their part is left out as well.
     ms = np.minimum(saved_ms, units.part * late.mean(axis=0))
