@@ -167,6 +167,22 @@ def test_a_queue_holds_a_host_back_where_its_lead_stays(tmp_path, until, num_los
     assert all(cause.ms == pytest.approx(10.0, rel=0.05) and "at most" in cause.headline for cause in late)
 
 
+@pytest.mark.parametrize(("source", "ranks"), [("kernels", [0]), ("events", [])])
+def test_what_events_call_compute_may_be_the_wait_for_the_host(tmp_path, source, ranks):
+    """Rank 0 computes 10 ms longer, by events with what it idles meanwhile for its host, which is no slower;
+    both devices idle 12 ms."""
+
+    def make(rank, step, noise):
+        host = Host().idle(12.0).work((30.0 if rank == 0 else 20.0) * noise.gauss(1, 0.01))
+        return host.comm(1.0 if rank == 0 else 11.0, lead=15.0), used(45.0) | {"source": source}
+
+    judged = judge(load_run(run_of(tmp_path / "run", make, steps=STEPS), "run"), 1)
+    whole = np.full((2, judged.metrics["step_ms"].shape[1]), 40.0)
+    of_host = {"host.phase.step": whole, "host.phase.forward": whole / 2, "host.until.update": whole}
+    judged = msgspec.structs.replace(judged, host_parts={**judged.host_parts, **of_host})
+    assert [cause.rank for cause in causes(judged) if cause.is_waited_for] == ranks
+
+
 def test_a_host_that_is_slower_in_recorded_steps_alone_costs_nothing(tmp_path):
     """Rank 0's host takes 10 ms longer in the half of the steps that was recorded, rank 1's in the rest."""
     judged = judge(load_run(run_of(tmp_path / "run", rank_0_behind(15.0), steps=STEPS), "run"), 1)

@@ -262,10 +262,14 @@ def _late_rank(judged: Run, parts: Parts, left: Floats) -> Iterator[CauseFinding
         elif (more := _has_more_of(parts, late)) is not None:
             own, there, others = more
             evidence = [f"{there}, {others}"]
-            if own == "compute" and parts.on_device:
+            # Events around what a device computes have in them what it idles for its host meanwhile.
+            is_of_events = (
+                judged.source == "events" and parts.ms_by_kind["launch"][late.row].mean() >= late.ms.mean()
+            )
+            if own == "compute" and parts.on_device and not is_of_events:
                 yield _of_more_work(judged, parts, late, facts, evidence[0])
                 return
-            if own == "launch" and late.occasions is None and late.ms.mean() > 0:
+            if (own == "launch" or is_of_events) and late.occasions is None and late.ms.mean() > 0:
                 late, words, is_most = _by_its_host(judged, parts, late)
                 facts |= {"op": "launches", "is_most": is_most}
                 evidence = [f"{there}; {words}"]
