@@ -312,6 +312,15 @@ def test_any_json_is_read_as_a_program():
         program_of(msgspec.structs.replace(run_record(2), program=program))
 
 
+def test_joining_groups_is_not_all_where_each_parameter_is_updated_alone():
+    """On a GPU; on a CPU nothing but a fused form updates several at once."""
+    stack = {"foreach_off", "many_groups", "unfused", "any"}
+    first = next(change for change in rules()["optimizer"].change if set(change.stack) <= stack)
+    assert first.set.startswith(
+        "foreach=False at {optimizer_site}: leave it out, or set fused=True, and make"
+    )
+
+
 @pytest.mark.parametrize("name", OFFERS)
 def test_no_rule_offers_what_is_in_force(name):
     for rule in rules().values():
