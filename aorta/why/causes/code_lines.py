@@ -182,12 +182,12 @@ def sends_own_data(waits: list[Waits], judged: Run) -> bool:
 
 
 def waits_text(waits: list[Waits]) -> str:
-    """'the host waits in item, train.py:57 (21 times a step and more, 6.07 ms) and ...'"""
+    """'the host waits for the device: item in train.py:57 (21.7 times a step, 6.07 ms), ...'"""
     parts = [
         f"{one.call} in {one.at.text} ({number(one.num)} times a step, {quantity(one.ms, 'ms')})"
         for one in waits[:MOST_ISSUED]
     ]
-    return f"the host waits for the device in {', '.join(parts)}" if parts else ""
+    return f"the host waits for the device: {', '.join(parts)}" if parts else ""
 
 
 def issuing_layer(finding: CauseFinding, judged: Run) -> str:
