@@ -1,6 +1,6 @@
 """
 cause: data_loading
-told: make each batch cheaper.*loader_before.py:\d+|move work out of __getitem__
+told: prepare samples before training.*loader_before.py:\d+|move work out of __getitem__
 ranks: 2
 """
 
