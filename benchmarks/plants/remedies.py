@@ -1,7 +1,8 @@
 """Does the change help that `aorta why` names? Programs are recorded, changed as told, and recorded again.
 
-    python benchmarks/plants/remedies.py OUT                  all programs, on a CPU, 10 minutes
-    python benchmarks/plants/remedies.py OUT --cores 2        so many at a time as the machine has cores
+    python benchmarks/plants/remedies.py OUT                  all programs, on a CPU
+    python benchmarks/plants/remedies.py OUT --cores 3        so many at a time as the machine has cores;
+                                                              61 in 150 s on 48, with --repeats 1
     python benchmarks/plants/remedies.py OUT --only fused     by name, with commas between
     python benchmarks/plants/remedies.py OUT --device cuda    those of GPUs
     python benchmarks/plants/remedies.py OUT --repeats 5      three on a CPU and one on GPUs where not given
