@@ -174,6 +174,7 @@ def found_causes(judged: Run, path: str = "RUN") -> Causes:
     named: list[Named] = []
     cannot_tell: list[str] = []
     no_loss: list[str] = []
+    told: list[dict[str, float]] = []
     exposures = Exposures(looked)
     rare = slow_of_all_steps(judged, account.global_step)
     of_account = findings(
@@ -190,6 +191,7 @@ def found_causes(judged: Run, path: str = "RUN") -> Causes:
             cannot_tell.append(please_report(f"what {cause.subject} costs", wrong))
         elif instead:
             no_loss.append(instead)
+            told.append(taken)
         elif cause is not None:
             rows = rows_text(taken, account)
             cause = msgspec.structs.replace(cause, evidence=(*cause.evidence, *([rows] if rows else [])))
@@ -218,7 +220,7 @@ def found_causes(judged: Run, path: str = "RUN") -> Causes:
     named = _once(named, looked)[:MOST_SHOWN]
     named, more = without_contradictions(named, account, stack)
     left = {name: account.mean_ms(name) for name in LOSSES if name in account.cells}
-    for _, taken in named:
+    for taken in (*told, *(taken for _, taken in named)):
         for name, ms in taken.items():
             if name in left:
                 left[name] = max(left[name] - ms, 0.0)

@@ -212,6 +212,8 @@ def test_what_came_once_is_told_and_is_no_loss_of_each_step(tmp_path, times):
     assert [cause.rank for cause in told.listed] == [1] * (times > 1)
     assert [re.search("on rank 1: [56][0-9.]* ms in one of .* Once does not tell", text) is not None
             for text in told.no_loss] == [True] * (times == 1)  # fmt: skip
+    # The transfer of each step alone is not explained.
+    assert sum(told.unexplained_ms.values()) == pytest.approx(2.0, abs=0.1)
 
 
 @pytest.mark.parametrize(
