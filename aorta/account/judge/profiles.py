@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aorta.account.judge.occasional import occasions
-from aorta.account.judge.stacks import MOST_RANKS, Samples, samples_of
+from aorta.account.judge.stacks import MOST_RANKS, Samples, timed_samples_of
 from aorta.account.model import Run
 from aorta.account.numbers import counted, number, quantity
 from aorta.records.stacks import DOING, Doing, StackFrame
@@ -62,8 +62,9 @@ class Line:
 
 
 def part_of(judged: Run, rank: int, is_meant: NDArray[np.bool_] | None = None) -> Part | None:
-    """Of a rank's judged steps, or those of them that are meant; None where nothing was sampled there."""
-    samples = samples_of(judged, rank)
+    """Of a rank's judged steps, or those of them that are meant; None where nothing was sampled there. A
+    phase has as much as the host's spans tell."""
+    samples = timed_samples_of(judged, rank)
     if samples is None:
         return None
     which = samples.is_judged.copy()
@@ -72,10 +73,10 @@ def part_of(judged: Run, rank: int, is_meant: NDArray[np.bool_] | None = None) -
         which &= is_meant[samples.column]
         lengths = lengths[is_meant]
     rows = np.flatnonzero(which)
-    us = samples.rows[rows, 6].astype(np.float64)
-    if not us.sum() > 0 or not np.isfinite(lengths).any():
+    ms = samples.ms[rows]
+    if not ms.sum() > 0 or not np.isfinite(lengths).any():
         return None
-    return Part(samples, rows, us * (float(np.nanmean(lengths)) / us.sum()))
+    return Part(samples, rows, ms * (float(np.nanmean(lengths)) / ms.sum()))
 
 
 def sampled_ranks(judged: Run, named: Sequence[int] = ()) -> list[int]:
