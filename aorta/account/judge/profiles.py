@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from aorta.account.judge.judged import UNLIKE, looked_at, usual_step
 from aorta.account.judge.occasional import occasions
 from aorta.account.judge.stacks import MOST_RANKS, Samples, timed_samples_of
 from aorta.account.model import Run
@@ -91,6 +92,16 @@ def rank_parts(judged: Run, named: Sequence[int] = ()) -> dict[int, Part]:
     return {rank: part for rank, part in parts.items() if part is not None}
 
 
+def both_parts(
+    judged: Run, is_meant: NDArray[np.bool_], named: Sequence[int]
+) -> tuple[list[Part], list[Part]] | None:
+    """The steps that are meant, on each rank, and the others; None where one of these was not sampled."""
+    ranks = sampled_ranks(judged, named)
+    both = [[part_of(judged, rank, of) for of in (is_meant, ~is_meant)] for rank in ranks]
+    pairs = [(one, other) for one, other in both if one is not None and other is not None]
+    return ([one for one, _ in pairs], [other for _, other in pairs]) if pairs else None
+
+
 def slow_and_usual(judged: Run, named: Sequence[int] = ()) -> tuple[list[Part], list[Part], str] | None:
     """The steps that stand apart as slow, on each rank, the others, and which they are ('every tenth step');
     None where there are none, or they were not sampled."""
@@ -101,14 +112,8 @@ def slow_and_usual(judged: Run, named: Sequence[int] = ()) -> tuple[list[Part], 
     found = occasions(mean_ms, judged.global_step[judged.judged_steps])
     if found is None:
         return None
-    both = [
-        (part_of(judged, rank, found.is_slow), part_of(judged, rank, ~found.is_slow))
-        for rank in sampled_ranks(judged, named)
-    ]
-    pairs = [(slow, usual) for slow, usual in both if slow is not None and usual is not None]
-    if not pairs:
-        return None
-    return [slow for slow, _ in pairs], [usual for _, usual in pairs], found.often
+    parts = both_parts(judged, found.is_slow, named)
+    return None if parts is None else (*parts, found.often)
 
 
 # ---- lines -----------------------------------------------------------------------------------------
@@ -141,6 +146,13 @@ def told_differences(judged: Run, late: int | None) -> list[Difference]:
     if slow is not None:
         title = f"slow steps ({slow[2]}) against usual ones"
         found.append(Difference(title, differences(slow[0], slow[1], step_ms)))
+    usual, looked = usual_step(judged), looked_at(judged)
+    if usual is not None and usual.ms - usual.recorded_ms >= UNLIKE * usual.ms:
+        recorded = looked.global_step[looked.judged_steps]
+        parts_of_both = both_parts(judged, ~np.isin(judged.global_step[judged.judged_steps], recorded), named)
+        if parts_of_both is not None:
+            title = "steps that were not recorded against the shorter ones that were"
+            found.append(Difference(title, differences(*parts_of_both, step_ms)))
     return [difference for difference in found if difference.lines]
 
 

@@ -4,6 +4,7 @@ import pytest
 
 from aorta.account.judge.cells import account_of
 from aorta.account.judge.judged import judge
+from aorta.account.judge.profiles import told_differences
 from aorta.account.load.open import load_run
 from aorta.account.newest import newest
 from aorta.record.overhead import is_recorded
@@ -207,3 +208,22 @@ def test_longer_steps_that_wait_no_longer_are_not_loading(tmp_path, wait_ms, fir
         tmp_path / "run", wait_ms, lambda step: step < 24, first_without, lambda step: busy_ms * (step >= 24)
     )
     assert [is_in_step for _, is_in_step in of_loading(judged) if not is_in_step] == []
+
+
+def test_what_longer_steps_that_were_not_recorded_do_is_told_by_samples(tmp_path):
+    """One in eight is recorded, and takes 10 ms less: it reads nothing from the program's own queue, which no
+    mark of the host shows."""
+    loop_with_a_stock(tmp_path, 0.0, lambda step: step % 8 == 3, busy_ms=lambda step: 10.0 * (step % 8 != 3))
+    for rank in (0, 1):
+        write_stacks(
+            tmp_path,
+            rank,
+            COMMON,
+            ("getitem", "rest", "sleeps", 40.0, 2),
+            ("main", "rest", "runs", 10.0),
+            steps=120,
+        )
+    (told,) = told_differences(judge(load_run(tmp_path, "a"), 1), None)
+    assert told.title == "steps that were not recorded against the shorter ones that were"
+    assert told.lines[0].text == "Rows.__getitem__(), data.py:7"
+    assert told.lines[0].against_ms == 0.0 < told.lines[0].difference_ms
