@@ -23,8 +23,6 @@ WITHOUT_PROGRAM = {
     ("clock", "check cooling"): "a fault of a machine",
     ("idle", ""): "of traces without host activities: nothing is set",
     ("late_rank", "inspect"): "a fault of a machine",
-    ("small_units", "leave bucket_cap_mb"): "needs GPUs; on a CPU: `buckets`",
-    ("transfer", "units of several blocks"): "needs GPUs: on a CPU gathers hide behind nothing",
 }
 """By kind and the beginning of the remedy; '' stands for all of a kind."""
 
