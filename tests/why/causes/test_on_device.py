@@ -183,6 +183,21 @@ def test_what_events_call_compute_may_be_the_wait_for_the_host(tmp_path, source,
     assert [cause.rank for cause in causes(judged) if cause.is_waited_for] == ranks
 
 
+@pytest.mark.parametrize(("until", "rank"), [(17, None), (5, 1)])
+def test_a_rank_is_named_for_a_part_of_its_step_that_it_is_late_by_all_along_the_run(tmp_path, until, rank):
+    """Rank 0's device idles 6 ms in its optimizer until a step, half or an eighth of the way, and rank 1's 12
+    ms from then on; the other one waits. Two thirds and more are rank 1's."""
+
+    def make(own, step, noise):
+        late_ms = 6.0 if step < until else 12.0
+        is_late = own == (step >= until)
+        host = Host().idle(late_ms, "optimizer") if is_late else Host()
+        return host.work(28.0 * noise.gauss(1, 0.01)).comm(2.0 if is_late else 2.0 + late_ms), used(45.0)
+
+    first = named(tmp_path / "run", make)[0]
+    assert (first.kind, first.rank) == ("optimizer", rank)
+
+
 def test_a_host_that_is_slower_in_recorded_steps_alone_costs_nothing(tmp_path):
     """Rank 0's host takes 10 ms longer in the half of the steps that was recorded, rank 1's in the rest."""
     judged = judge(load_run(run_of(tmp_path / "run", rank_0_behind(15.0), steps=STEPS), "run"), 1)

@@ -187,7 +187,8 @@ def _explained(
     if total <= 0:
         return
     worst = int(np.argmax(by_rank))
-    is_one = by_rank[worst] >= ONE_RANK * total
+    net = explained[worst] - of_the_others(explained)[worst]
+    is_one = by_rank[worst] >= ONE_RANK * total and is_late_in_most(net[net != 0], knows_busy=True)
     steps = steps_with(by_rank_ms[worst])
     usual_ms = float(explained.sum(axis=0).mean())
     part_ms = float(by_rank_ms[worst, steps].mean())
