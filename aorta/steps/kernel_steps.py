@@ -34,8 +34,9 @@ from aorta.timeline.overlap import DIGITS, active_segments, exposed_intervals, o
 from aorta.timeline.types import Kind, Timeline
 from aorta.traces.classify import COMM_RULES, COMMUNICATION, COPY, classifier, kernel_class
 
-SPANS_EVERY = 20
-"""Lists of segments and of kernels, some 50 kB a step, are kept in one step of this many."""
+SPANS_EVERY = 12
+"""Lists of segments and of kernels, some 50 kB a step, are kept in one step of this many: in one at least of
+those that are recorded whatever that costs, behind the warm-up."""
 NUM_TOP = 64
 """Kernels by name in a line with details: those with most time. Most programs have fewer names in all."""
 CLOCK_ERROR_US = 10.0

@@ -19,6 +19,7 @@ from aorta.record.overhead import (
     share_recorded,
     t_95,
 )
+from aorta.steps.kernel_steps import SPANS_EVERY
 from aorta.timeline.statistics import MIN_STEPS
 
 BEHIND = NUM_FIRST + (EARLY_BLOCKS[-1] + 1) * BLOCK
@@ -64,6 +65,11 @@ def test_a_start_that_is_slow_of_itself_is_no_cost_once_a_burst_was_compared_wit
     assert meter.cost().ms == pytest.approx(1.0)
     assert not meter.record(0.01).only_first
     assert meter.record(0.01).later_cost is None
+
+
+def test_a_short_run_has_judged_steps_whose_segments_are_kept():
+    places = [place for place in range(NUM_WARM, 256) if is_recorded_whatever(place)]
+    assert [place for place in places if place % SPANS_EVERY == 0] == [12, 96]
 
 
 def test_a_program_that_goes_back_behind_its_first_step_is_not_recorded_all_along():
