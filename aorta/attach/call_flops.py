@@ -19,7 +19,7 @@ from aorta.attach.layout_copies import line_of
 from aorta.attach.meta_copies import NotCountedError
 from aorta.attach.needless_operators import NeedlessOperators
 from aorta.attach.operators_by_line import OperatorsByLine
-from aorta.attach.without_data import OneType, WithoutData
+from aorta.attach.without_data import OneType, WithoutData, tensors_in
 from aorta.records.libraries import program_frame
 from aorta.records.stacks import StackFrame
 
@@ -207,7 +207,7 @@ class _Watched(TorchDispatchMode):
                 return func.decompose(*args, **kwargs or {})
         space, packet = func.namespace, func._overloadpacket
         name = packet.__name__
-        given = _tensors_in((args, kwargs))
+        given = tensors_in((args, kwargs))
         if any(map(_is_real_parameter, given)):
             raise NotCountedError("the forward pass uses parameters that its module does not hold")
         if "c10d" in space:
@@ -215,7 +215,7 @@ class _Watched(TorchDispatchMode):
         kwargs = kwargs or {}
         if "device" in kwargs or not all(one.is_meta for one in given):
             args, kwargs = self._without_data(args, kwargs)
-            given = _tensors_in((args, kwargs))
+            given = tensors_in((args, kwargs))
         formula = _grouped_mm if name == "_grouped_mm" else flop_registry.get(packet)
         if formula is None and (space not in KNOWN or _needs_formula(func)):
             raise NotCountedError(f"the operator {space}::{name} has no formula")
@@ -231,7 +231,7 @@ class _Watched(TorchDispatchMode):
         if name in ("all", "sum") or (name == "eq" and id(args[0]) in self._of_all):
             self._of_all[id(result)] = result
         num_bytes = flops = 0
-        made = _tensors_in(result)
+        made = tensors_in(result)
         if formula is not None:
             flops = int(formula(*args, **kwargs, out_val=result))
             self.flops += flops
@@ -315,17 +315,6 @@ def _key_of(given: Any) -> Any:
     if isinstance(given, (tuple, list)):
         return type(given), *map(_key_of, given)
     return type(given), given if type(given).__hash__ is not None else object()
-
-
-def _tensors_in(nested: Any) -> list[torch.Tensor]:
-    """In what an operator is called with, or gives."""
-    if isinstance(nested, torch.Tensor):
-        return [nested]
-    if isinstance(nested, dict):
-        nested = nested.values()
-    elif not isinstance(nested, (tuple, list)):
-        return []
-    return [tensor for one in nested for tensor in _tensors_in(one)]
 
 
 @cache

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from torch.utils._pytree import tree_leaves
 
+from aorta.attach.without_data import tensors_in
 from aorta.records.stacks import StackFrame
 
 WHOLE = 0.8
@@ -167,7 +168,7 @@ class NeedlessOperators:
         self._see_zeros(name, given, result, work[0], at)
         self.see_bytes(given, result, work[1], work[0])
         self._see_read(name, given, result, work, at)
-        num_bytes = sum(one.nbytes for one in (*given, *_tensors(result)))
+        num_bytes = sum(one.nbytes for one in (*given, *tensors_in(result)))
         if at is not None:
             self._functions[at.file, at.function] += num_bytes
         for shape in map(_shape, given):
@@ -179,7 +180,7 @@ class NeedlessOperators:
                 self._softmax.setdefault(shape, at)
                 self._num_softmax[shape] += 1
         if name in OF_BATCHES:
-            self._products |= {_shape(one) for one in _tensors(result)}
+            self._products |= {_shape(one) for one in tensors_in(result)}
         if any(work):
             self._see_joined(name, given, result, at)
             self._see_one_hot(name, given, result, work, at)
@@ -197,7 +198,7 @@ class NeedlessOperators:
 
     def see_bytes(self, given: list[torch.Tensor], result: Any, num_bytes: int, flops: int) -> None:
         """An operator of either pass."""
-        moved = [*given, *_tensors(result)]
+        moved = [*given, *tensors_in(result)]
         if num_bytes:
             self._bytes[_shape(max(moved, key=torch.Tensor.numel))] += num_bytes
         elif flops:
@@ -284,7 +285,7 @@ class NeedlessOperators:
                 product.read(one, result if name in PICKS and result.numel() < one.numel() else None)
         if work[0]:
             passes = 1 + sum(one.requires_grad and one.dim() > 1 for one in given)
-            for one in _tensors(result):
+            for one in tensors_in(result):
                 self._products_read[one.untyped_storage()._cdata] = _Product(one, work[0], passes, at)
 
     def _see_zeros(
@@ -350,7 +351,7 @@ class NeedlessOperators:
             places = [(one.storage_offset(), one.shape, one.stride()) for one in given]
             value = hash((str(func), str(plain), *places, *(one.value for one in held)))
             sources = {key: of for one in held for key, of in one.sources.items()}
-            for one in _tensors(result):
+            for one in tensors_in(result):
                 key = one.untyped_storage()._cdata
                 if key not in self._of_weights:  # not where it writes to what the model holds
                     self._of_weights[key] = _OfWeights(one, value, sources)
@@ -412,7 +413,7 @@ class NeedlessOperators:
         is_constant = torch.Tag.nondeterministic_seeded not in func.tags and all(
             one.untyped_storage()._cdata in self._constant for one in given
         )
-        made = _tensors(result)
+        made = tensors_in(result)
         if func._schema.is_mutable and not is_constant:
             for one in (*given, *made):
                 self._constant.pop(one.untyped_storage()._cdata, None)
@@ -440,12 +441,6 @@ class NeedlessOperators:
         self._tables[key] = Table(
             len(table), table.shape[1:].numel() * table.element_size(), num, before.line if before else at
         )
-
-
-def _tensors(nested: Any) -> list[torch.Tensor]:
-    if isinstance(nested, torch.Tensor):
-        return [nested]
-    return [leaf for leaf in tree_leaves(nested) if isinstance(leaf, torch.Tensor)]
 
 
 def _shape(tensor: torch.Tensor) -> Shape:

@@ -32,7 +32,7 @@ class WithoutData:
                 "device": torch.device("meta"),
                 **({"pin_memory": False} if "pin_memory" in kwargs else {}),
             }
-        given = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
+        given = tensors_in((args, kwargs))
         if any(one.is_meta for one in given) and any(map(_has_data, given)):
             args, kwargs = tree_map(self._of, (args, dict(kwargs)))
         return args, dict(kwargs)
@@ -45,6 +45,17 @@ class WithoutData:
             self._made(leaf, empty)
             self._stands_for[id(leaf)] = leaf, empty
         return self._stands_for[id(leaf)][1]
+
+
+def tensors_in(nested: Any) -> list[torch.Tensor]:
+    """In what an operator is called with, or gives."""
+    if isinstance(nested, torch.Tensor):
+        return [nested]
+    if isinstance(nested, dict):
+        nested = nested.values()
+    elif not isinstance(nested, (tuple, list)):
+        return []
+    return [tensor for one in nested for tensor in tensors_in(one)]
 
 
 def _has_data(tensor: torch.Tensor) -> bool:
