@@ -304,8 +304,9 @@ def _new(shape: torch.Size, stride: tuple[int, ...], dtype: torch.dtype) -> torc
 
 
 def _is_plain(tensor: torch.Tensor) -> bool:
+    """Of a sparse gradient there is no storage."""
     is_tensor = type(tensor) in (torch.Tensor, torch.nn.Parameter) and tensor.is_meta
-    return is_tensor and not tensor.is_conj() and not tensor.is_neg()
+    return is_tensor and tensor.layout == torch.strided and not tensor.is_conj() and not tensor.is_neg()
 
 
 def _key_of(given: Any) -> Any:

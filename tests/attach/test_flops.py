@@ -118,6 +118,12 @@ def test_a_convolution_net():
     assert counted(model, torch.zeros(8, 3, 16, 16)) == 2 * first + 3 * second + 3 * head
 
 
+@pytest.mark.parametrize("mode", ["sum", "mean"])
+def test_sparse_gradients_of_bags_are_none_of_the_products(mode):
+    model = nn.Sequential(nn.EmbeddingBag(100, D, mode=mode, sparse=True), nn.Linear(D, 10))
+    assert counted(model, IDS) == 3 * 2 * B * D * 10
+
+
 def test_experts_count_as_evenly_used():
     """Each token goes through two of eight experts of two matrices; the gate is small."""
     num = 64
