@@ -268,6 +268,7 @@ def test_segments_that_can_grow_are_not_offered_twice(tmp_path):
     environment = {"PYTORCH_ALLOC_CONF": "max_split_size_mb:64,expandable_segments:True"}
     record = msgspec.structs.replace(run_record(2), environment=environment)
     stack = stack_of(judge(load_run(run_of(tmp_path, slow_optimizer, record), "run")))
+    assert "expandable" in stack <= set(STACKS)
     text = without_in_force(rules()["memory"].change[-1].set, stack)
     assert text == "activation checkpointing or a smaller micro-batch"
 
