@@ -125,6 +125,12 @@ class Cost(msgspec.Struct, frozen=True):
     low_ms: float
     high_ms: float
 
+    @property
+    def most_ms(self) -> float:
+        """The upper end of what recording can cost, which is never below 0: steps that were shorter by more
+        than their scatter have changed, and tell nothing."""
+        return self.high_ms - min(self.ms, 0.0) if self.high_ms >= 0 else math.inf
+
 
 class Pair(msgspec.Struct, frozen=True, array_like=True):
     """A recorded block against the steps beside it: differences a recorded step."""
@@ -277,19 +283,25 @@ class Meter:
 
     def _known_costs(self) -> tuple[Cost | None, Cost | None]:
         if self._costs is None:
-            pairs = self._known_pairs()
-            self._costs = (
-                _mean([(pair.ms, pair.error_sq) for pair in pairs]),
-                _mean([(pair.cpu_ms, pair.cpu_error_sq) for pair in pairs]),
-            )
+            self._costs = _costs_of(self._known_pairs())
         return self._costs
 
     def _most_ms(self) -> float | None:
-        """Return what a recorded step costs at most; None before the first difference."""
-        (cost, cpu), plain_ms = self._known_costs(), self.plain_ms
-        if cost is None or cpu is None or not plain_ms:
-            return None
-        return min(cost.high_ms, max(cpu.high_ms, 0.0) + DEVICE_SHARE * plain_ms)
+        """Return what a recorded step costs at most; None before a difference that tells it.
+
+        Until enough whole blocks were compared, by whichever says more, the first steps or those after them:
+        where a program or its machine drifts, a few differences are off by more than their scatter shows.
+        """
+        plain_ms = self.plain_ms
+        known = [self._known_costs()]
+        if self._first_pair is not None and len(self._pairs) < ENOUGH_PAIRS:
+            known.append(_costs_of([self._first_pair]))
+        most_ms = [
+            min(cost.most_ms, cpu.most_ms + DEVICE_SHARE * plain_ms)
+            for cost, cpu in known
+            if cost is not None and cpu is not None and plain_ms
+        ]
+        return max(most_ms) if len(most_ms) == len(known) and max(most_ms) < math.inf else None
 
     def always_on(self) -> Cost | None:
         """What every step takes longer, recorded or not; None before one was left out.
@@ -394,6 +406,14 @@ def _difference(during: list[float], switches: list[float], beside: list[float])
     during, switches = ([min(length, most) for length in of] for of in (during, switches))
     difference = (sum(during) + sum(switches) - (len(during) + len(switches)) * fmean(beside)) / len(during)
     return difference, _error_sq(during) + _error_sq(beside)
+
+
+def _costs_of(pairs: Sequence[Pair]) -> tuple[Cost | None, Cost | None]:
+    """By length and by CPU time."""
+    return (
+        _mean([(pair.ms, pair.error_sq) for pair in pairs]),
+        _mean([(pair.cpu_ms, pair.cpu_error_sq) for pair in pairs]),
+    )
 
 
 def _mean(differences: Sequence[tuple[float, float]]) -> Cost | None:

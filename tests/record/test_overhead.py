@@ -8,6 +8,7 @@ from scipy.special import stdtrit
 from aorta.record.overhead import (
     BLOCK,
     EARLY_BLOCKS,
+    FIRST_EVERY,
     LOOKS,
     NUM_FIRST,
     NUM_WARM,
@@ -227,3 +228,16 @@ def test_time_that_recording_makes_others_wait_is_not_hidden_by_idle_cpus():
         recorded = is_recorded(place, 8)
         meter.add(10.0 + 0.05 * recorded, place, recorded, False, cpu_ms=30.0 + 3.0 * recorded)
     assert meter.chosen_every(0.01) == 1
+
+
+def test_recorded_steps_that_were_shorter_tell_no_cost_and_give_no_room():
+    """The machine drifts: steps of 66 ms, then a burst of 52, then 58. Recording makes no step shorter."""
+    meter, before = Meter(), True
+    for place in range(NUM_FIRST + 5 * BLOCK):
+        recorded = is_recorded(place, 64)
+        length = 66.0 if place < 32 else 52.0 if place < 36 else 58.0
+        meter.add(length + place % 3, place, recorded, before and not recorded, cpu_ms=length)
+        before = recorded
+    assert meter.record(0.01).step_interval_ms[1] < 0
+    assert meter.chosen_every(0.01) == FIRST_EVERY
+    assert not meter.has_room(0.01)

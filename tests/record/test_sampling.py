@@ -87,6 +87,16 @@ def test_a_loop_that_it_costs_nothing_is_recorded_nearly_always():
     assert shares(loop) > 0.9
 
 
+@pytest.mark.parametrize("seed", range(8))
+def test_a_loop_that_drifts_is_not_recorded_more_often_for_that(seed):
+    """50 ms a step, that wander by 8 and stay there for some 20 steps; recording takes 5 of each."""
+    noise, loop, off_ms = random.Random(seed), Loop(0, 1, None, cost_ms=5.0), 0.0
+    for number in range(250):
+        off_ms = 0.95 * off_ms + noise.gauss(0, 2.5)
+        loop.step(number, 50.0 + off_ms)
+    assert sum(loop.recorded) <= NUM_WHATEVER + BLOCK
+
+
 def test_off_records_every_step():
     loop = Loop(0, 1, None, cost_ms=50.0, limit=None)
     for number in range(200):
