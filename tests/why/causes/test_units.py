@@ -96,6 +96,15 @@ def test_a_unit_of_each_layer_costs_what_the_device_idles_for_it(tmp_path):
     assert any(text.startswith("32.0 ms of the loss is the device idling") for text in cause.evidence)
 
 
+def test_units_are_known_by_calls_where_no_step_has_its_segments(tmp_path):
+    def make(rank, step, noise):
+        host, changes = device_runs_dry(LINEARS)(rank, step, noise)
+        return host, changes | {"active_segments": None}
+
+    (cause,) = named(tmp_path / "run", make, num_parameters=2)
+    assert cause.ms == pytest.approx(32.0, rel=0.02)
+
+
 def test_units_of_the_older_kind_are_made_by_a_policy(tmp_path):
     unit = {"kind": "FullyShardedDataParallel", "num_parameters": 2}
     (cause,) = named(tmp_path / "run", device_runs_dry(LINEARS), **unit)

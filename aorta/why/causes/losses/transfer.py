@@ -526,8 +526,10 @@ def _is_bucket(module: str) -> bool:
 
 
 def exposure(run: Run) -> Exposure | None:
-    """From the first judged steps with details, of the first and the last rank."""
-    detailed_steps = set(run.global_step[run.judged_steps][run.has_details[run.judged_steps]].tolist())
+    """From the first judged steps with details, of the first and the last rank. Where none has segments, from
+    those with calls: units are known then, and not what is exposed of which call."""
+    are_kept = run.has_details if run.has_details[run.judged_steps].any() else run.has_collectives
+    detailed_steps = set(run.global_step[run.judged_steps][are_kept[run.judged_steps]].tolist())
     if not detailed_steps:
         return None
     by_call: dict[tuple[str, str, str], list[float]] = defaultdict(lambda: [0.0, 0.0, 0.0, 0.0])
