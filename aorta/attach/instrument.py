@@ -58,10 +58,9 @@ def instrument(
     output_dir: receives run.json (rank 0) and rank_<n>_metrics.jsonl. A finished run is moved aside.
     placement: "native" moves nothing; "dedicated" runs synchronous all-reduce, reduce-scatter, all-gather and
         all-to-all on streams of their own, fully ordered with the caller's.
-    overhead: what recording may cost of the step time, such as "1%" or 0.01. 24 steps, two thirds
-        of them the first, are recorded whatever that costs; of the others some are left out, on all ranks
-        the same, if need be: these have the host's times alone. "off" records every step. run.json says what
-        it has cost.
+    overhead: what recording may cost of the step time, such as "1%" or 0.01. The first 24 steps are recorded
+        whatever that costs; then some are left out, on all ranks the same, if need be: these have the host's
+        times alone. "off" records every step. run.json says what it has cost.
     telemetry_interval_s: time between two samples of clocks, power, temperature and memory.
     config, model, layout: written into run.json as they are. layout's dp and world tell which ranks share
         their tokens.

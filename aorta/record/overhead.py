@@ -1,10 +1,7 @@
 """Which steps are recorded, so that recording costs no more than was asked for. Plain logic without a clock.
 
-    step  0 ... 15      16 ... 31      32 ... 35, 96 ... 99    between, and then blocks of 8
-          all recorded  none recorded  all recorded            one block of `every`, on all ranks the same
-
-The first steps are seldom like those that follow: caches are cold, and loaders have a stock. So a third of
-the steps that are recorded whatever that costs comes later, where a short run is under way.
+    step  0 ... 23      24 ... 39        then blocks of 8
+          all recorded  none recorded    one block of `every` recorded, on all ranks the same
 
 What recording costs is the difference between a recorded block and the steps on both sides of it, which were
 not recorded. The larger `every` is, the smaller the mean over all steps.
@@ -26,15 +23,12 @@ from aorta.records.schema import OverheadRecord
 
 NUM_WARM = 8
 """Steps that compile, allocate and connect: recorded, and not judged."""
-NUM_FIRST = NUM_WARM + 8
+NUM_FIRST = NUM_WARM + 16
 """Steps at the start that are recorded, whatever that costs, so that a short run has an answer."""
 BLOCK = 8
 """Steps that are recorded in a row, or are not: what a switch costs is spread over them."""
 NUM_FIRST_LEFT_OUT = 2
 """Blocks after them that are not: the first cost is the difference."""
-EARLY_BLOCKS, EARLY = (2, 10), 4
-"""Blocks of which the first so many steps are recorded, whatever that costs: usual ones of a short run."""
-NUM_WHATEVER = NUM_FIRST + EARLY * len(EARLY_BLOCKS)
 FIRST_EVERY = 64
 """`every` until the first cost is known."""
 MOST_EVERY = 1024
@@ -53,7 +47,7 @@ SLOW = 3.0
 CHANGED = 1.2
 """Ratio of usual lengths, now and before the last recorded block: the next blocks are recorded."""
 ENOUGH_PAIRS = 3
-"""Differences of whole blocks from which on those of early ones do not count any more."""
+"""Differences from which on that of the first steps does not count any more."""
 FEW_WIDTH = 4.0
 """Width of the interval, in errors within blocks, while too few show how blocks differ."""
 DEVICE_SHARE = 0.005
@@ -71,17 +65,12 @@ def is_recorded(place: int, every: int) -> bool:
     every is a power of two. The steps of a larger one are among those of a smaller one, so ranks that learn
     of a change at different times still have steps in common.
     """
-    if is_recorded_whatever(place):
+    if 0 <= place < NUM_FIRST:
         return True
     block = block_of(place)  # below 0 where the program has gone back behind its first step
     if 0 <= block < NUM_FIRST_LEFT_OUT:
         return False
     return block % LOOKS != 0 if every == 1 else (block + 1) % every == 0
-
-
-def is_recorded_whatever(place: int) -> bool:
-    """True for a step that is recorded whatever that costs."""
-    return 0 <= place < NUM_FIRST or (block_of(place) in EARLY_BLOCKS and (place - NUM_FIRST) % BLOCK < EARLY)
 
 
 def is_seen(place: int) -> bool:
@@ -148,7 +137,7 @@ class Meter:
     def __init__(self) -> None:
         self.num_steps = self.num_recorded = 0
         self.num_later = self.num_later_recorded = 0
-        """The same without the NUM_WHATEVER steps."""
+        """The same without the first NUM_FIRST steps."""
         self.total_ms = self.later_ms = 0.0
         self._num_plain = 0
         self._own_ms = self._threads_ms = self._plain_ms = 0.0
@@ -158,9 +147,8 @@ class Meter:
         """By length and by CPU time, of the pairs that there are; None: to be worked out."""
         self._pairs: deque[Pair] = deque(maxlen=MOST_PAIRS)
         self._first_pair: Pair | None = None
-        """That of the first steps, which also learn names and warm up: it counts until another is there."""
-        self._early_pairs: list[Pair] = []
-        """Those of EARLY steps, which bear a switch of a whole block: they count until others are there."""
+        """That of the first steps, which also learn names and warm up: it is the cost until another is
+        there, and bounds it until others are."""
         self._is_first = True
         self._before: deque[_Lengths] = deque(maxlen=MOST_BESIDE)
         """The steps before the recorded ones."""
@@ -189,7 +177,7 @@ class Meter:
         self.num_steps += 1
         self.num_recorded += recorded
         self.total_ms += step_ms
-        if not is_recorded_whatever(place):
+        if not 0 <= place < NUM_FIRST:
             self.num_later += 1
             self.num_later_recorded += recorded
             self.later_ms += step_ms
@@ -246,8 +234,6 @@ class Meter:
             self._costs = None
             if self._is_first and not self._before:
                 self._first_pair = pair
-            elif len(self._during) <= EARLY and not self._pairs:
-                self._early_pairs.append(pair)
             else:
                 self._pairs.append(pair)
         self._is_first = False
@@ -261,10 +247,7 @@ class Meter:
         return len(self._pairs)
 
     def _known_pairs(self) -> list[Pair]:
-        if len(self._pairs) >= ENOUGH_PAIRS:
-            return list(self._pairs)
-        both_sides = [*self._early_pairs, *self._pairs]
-        return both_sides or ([] if self._first_pair is None else [self._first_pair])
+        return list(self._pairs) or ([] if self._first_pair is None else [self._first_pair])
 
     @property
     def plain_ms(self) -> float | None:
@@ -289,7 +272,7 @@ class Meter:
     def _most_ms(self) -> float | None:
         """Return what a recorded step costs at most; None before a difference that tells it.
 
-        Until enough whole blocks were compared, by whichever says more, the first steps or those after them:
+        Until enough blocks were compared, by whichever says more, the first steps or those after them:
         where a program or its machine drifts, a few differences are off by more than their scatter shows.
         """
         plain_ms = self.plain_ms
@@ -365,8 +348,8 @@ class Meter:
             every=self.num_later / self.num_later_recorded if self.num_later_recorded else None,
             num_steps=self.num_steps,
             num_recorded=self.num_recorded,
-            num_first=NUM_WHATEVER,
-            num_pairs=len(self._early_pairs) + len(self._pairs),
+            num_first=NUM_FIRST,
+            num_pairs=len(self._pairs),
         )
 
     # -- over a restart ------------------------------------------------------------------------------

@@ -44,7 +44,7 @@ LONGEST_S = 300.0
 """Longest time between two decisions. The first one is made as soon as there is a cost; each later one after
 twice the time of the one before."""
 KNOWN_FROM = 4
-"""Block from which on the usual length of a step is known, and what the first block with both sides cost."""
+"""Block from which on the usual length of a step is known, where none was recorded since the first ones."""
 MANY_LEFT_OUT = 16
 """Left-out steps after which CPU time of the recorder's own threads is read."""
 MOST_BLOCKS = 64
@@ -300,7 +300,7 @@ class Sampling:
         if self._next is not None and block >= self._next.block:
             self._plan, self._next = self._next, None
             self._decided_ns = now_ns
-        if self._next is not None or block < max(self._plan.look_at, KNOWN_FROM):
+        if self._next is not None or block < max(self._plan.look_at, 2):
             return
         alone = self._world_size == 1 or (self._talk is not None and self._talk.is_alone)
         if self._talk is None and self._world_size > 1:

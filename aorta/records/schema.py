@@ -412,7 +412,7 @@ class OverheadRecord(msgspec.Struct, frozen=True, kw_only=True):
     interval: tuple[float, float] | None
     """95 % interval of cost."""
     later_cost: float | None = None
-    """The same without the num_first steps. The limit is for these."""
+    """The same without the first num_first steps. The limit is for these."""
     later_interval: tuple[float, float] | None = None
     step_ms: float | None = None
     """How much longer a recorded step takes than one that is not."""
@@ -425,11 +425,11 @@ class OverheadRecord(msgspec.Struct, frozen=True, kw_only=True):
     always_on_ms: float | None = None
     """The same a step."""
     every: float | None
-    """Steps per recorded step, the mean without those num_first."""
+    """Steps per recorded step, the mean after the first ones."""
     num_steps: int
     num_recorded: int
     num_first: int = 0
-    """Steps that are recorded whatever they cost, most of them at the start."""
+    """Steps at the start that are recorded whatever they cost."""
     num_pairs: int | None = None
     """Recorded blocks that were compared with the steps on both of their sides. None of earlier versions."""
 

@@ -13,7 +13,7 @@ import aorta
 from aorta.errors import InstrumentError
 from aorta.record import sampling
 from aorta.record.interception.switch import Interception
-from aorta.record.overhead import BLOCK, NUM_FIRST, NUM_WHATEVER, block_of
+from aorta.record.overhead import BLOCK, NUM_FIRST, block_of
 from aorta.record.sampling import Sampling
 from aorta.records.reader import read_run, read_steps
 from aorta.records.schema import StepRecord
@@ -87,14 +87,18 @@ def test_a_loop_that_it_costs_nothing_is_recorded_nearly_always():
     assert shares(loop) > 0.9
 
 
-@pytest.mark.parametrize("seed", range(8))
-def test_a_loop_that_drifts_is_not_recorded_more_often_for_that(seed):
-    """50 ms a step, that wander by 8 and stay there for some 20 steps; recording takes 5 of each."""
-    noise, loop, off_ms = random.Random(seed), Loop(0, 1, None, cost_ms=5.0), 0.0
-    for number in range(250):
-        off_ms = 0.95 * off_ms + noise.gauss(0, 2.5)
-        loop.step(number, 50.0 + off_ms)
-    assert sum(loop.recorded) <= NUM_WHATEVER + BLOCK
+def test_loops_that_drift_stay_within_the_limit():
+    """50 ms a step, that wander by 8 and stay there for some 20 steps; recording takes 5 of each. The first
+    blocks may be off the steps beside them by more than that, either way."""
+    num_later = []
+    for seed in range(30):
+        noise, loop, off_ms = random.Random(seed), Loop(0, 1, None, cost_ms=5.0), 0.0
+        for number in range(250):
+            off_ms = 0.95 * off_ms + noise.gauss(0, 2.5)
+            loop.step(number, 50.0 + off_ms)
+        num_later.append(sum(loop.recorded[NUM_FIRST:]))
+    assert max(num_later) <= 3 * BLOCK
+    assert sum(num_later) / len(num_later) * 5.0 <= 0.01 * 50.0 * (250 - NUM_FIRST)
 
 
 def test_off_records_every_step():
@@ -283,7 +287,7 @@ def test_the_overhead_of_a_run_is_in_its_run_json(tmp_path):
                 time.sleep(0.005)
     overhead = read_run(tmp_path).overhead
     assert overhead.limit == 0.02
-    assert overhead.num_first == NUM_WHATEVER
+    assert overhead.num_first == NUM_FIRST
     assert overhead.num_recorded >= NUM_FIRST
     assert overhead.cost is not None
     assert overhead.interval[0] <= overhead.cost <= overhead.interval[1]

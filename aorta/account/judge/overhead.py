@@ -66,8 +66,8 @@ def _cost_text(overhead: OverheadRecord, of_run: str) -> str:
     first_ms = overhead.step_interval_ms
     if overhead.only_first and first_ms is not None and first_ms[0] > 0:
         return (
-            f"what aorta cost {of_run} is not known: its first recorded steps took longer than the unrecorded"
-            " ones after them, and other reasons for that are as likely"
+            f"what aorta cost {of_run} is not known: its first {overhead.num_first} recorded steps"
+            " took longer than the unrecorded ones after them, and other reasons for that are as likely"
         )
     low, high = overhead.interval
     if high <= 0 or (low <= 0 and high > VAGUE):
@@ -79,8 +79,8 @@ def _cost_text(overhead: OverheadRecord, of_run: str) -> str:
     if overhead.later_cost is not None and overhead.later_interval is not None:
         limit = "" if overhead.limit is None else f", limit {100 * overhead.limit:.3g} %"
         text += (
-            f" ({_share(overhead.later_cost, overhead.later_interval)} without the {overhead.num_first} steps"
-            f" that are recorded whatever they cost{limit})"
+            f" ({_share(overhead.later_cost, overhead.later_interval)} after its first {overhead.num_first}"
+            f" steps, which are all recorded{limit})"
         )
     return text
 

@@ -27,8 +27,8 @@ def texts(*overheads, **means):
 
 def test_the_cost_is_said_with_its_interval_and_its_limit():
     assert texts(KNOWN) == [
-        "aorta cost 1.3 % [0.8, 1.8] of this run (0.6 % [0.4, 0.81] without the 24 steps that are"
-        " recorded whatever they cost, limit 1 %)"
+        "aorta cost 1.3 % [0.8, 1.8] of this run (0.6 % [0.4, 0.81] after its first 24 steps, which are all"
+        " recorded, limit 1 %)"
     ]
 
 
@@ -66,7 +66,7 @@ def test_first_steps_that_are_longer_are_not_called_aortas_cost():
         always_on=0.003, every=None, num_steps=117, num_recorded=22, num_first=24,
     )  # fmt: skip
     (text,) = texts(busy)
-    assert text.startswith("what aorta cost this run is not known: its first recorded steps took longer")
+    assert text.startswith("what aorta cost this run is not known: its first 24 recorded steps took longer")
 
 
 def test_what_stays_on_is_said_where_the_cost_of_recording_is_not_known():
