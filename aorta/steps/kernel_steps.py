@@ -34,7 +34,7 @@ from aorta.timeline.overlap import DIGITS, active_segments, exposed_intervals, o
 from aorta.timeline.types import Kind, Timeline
 from aorta.traces.classify import COMM_RULES, COMMUNICATION, COPY, classifier, kernel_class
 
-SPANS_EVERY = 12
+SPANS_EVERY = 20
 """Lists of segments and of kernels, some 50 kB a step, are kept in one step of this many: in one at least of
 those that are recorded whatever that costs, behind the warm-up."""
 NUM_TOP = 64

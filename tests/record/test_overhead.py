@@ -10,12 +10,14 @@ from aorta.record.overhead import (
     FIRST_EVERY,
     LOOKS,
     NUM_FIRST,
+    NUM_WARM,
     Meter,
     block_of,
     is_recorded,
     share_recorded,
     t_95,
 )
+from aorta.steps.kernel_steps import SPANS_EVERY
 
 
 def played(meter, every, num_steps, plain_ms, cost_ms, scatter=0.0, first=0, seed=0):
@@ -33,6 +35,10 @@ def test_the_first_steps_are_all_recorded_and_the_next_ones_are_not():
     assert all(is_recorded(place, 64) for place in range(NUM_FIRST))
     for every in (1, 2, 64):
         assert not any(is_recorded(place, every) for place in range(NUM_FIRST, NUM_FIRST + BLOCK))
+
+
+def test_a_step_behind_the_warm_up_that_every_run_records_keeps_its_segments():
+    assert [place for place in range(NUM_WARM, NUM_FIRST) if place % SPANS_EVERY == 0] == [20]
 
 
 def test_a_program_that_goes_back_behind_its_first_step_is_not_recorded_all_along():
