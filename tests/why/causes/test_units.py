@@ -105,6 +105,20 @@ def test_units_are_known_by_calls_where_no_step_has_its_segments(tmp_path):
     assert cause.ms == pytest.approx(32.0, rel=0.02)
 
 
+def test_launches_are_those_of_earlier_steps_where_later_ones_do_not_tell_them(tmp_path):
+    def make(rank, step, noise):
+        host, changes = device_runs_dry(LINEARS)(rank, step, noise)
+        if step >= 8:
+            host.calls = [(*call[:-1], None) for call in host.calls]
+        return host, changes
+
+    run = run_record(2, program={"units": [{"kind": "fully_shard", "times": 99, "num_parameters": 2}]})
+    judged = judge(load_run(run_of(tmp_path / "run", make, run), "run"), 1)
+    later = msgspec.structs.replace(judged, num_warmup=10, whole=judged)
+    (cause,) = [one for one in causes(later) if one.kind == "small_units"]
+    assert cause.ms == pytest.approx(32.0, rel=0.02)
+
+
 def test_units_of_the_older_kind_are_made_by_a_policy(tmp_path):
     unit = {"kind": "FullyShardedDataParallel", "num_parameters": 2}
     (cause,) = named(tmp_path / "run", device_runs_dry(LINEARS), **unit)

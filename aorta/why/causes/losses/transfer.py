@@ -551,10 +551,6 @@ def exposure(run: Run) -> Exposure | None:
         for record in records:
             bare = exposed_spans(record)
             num += 1
-            ops = () if units is None else units.ops
-            of_units = [call for call in record.collectives or () if _is_of_unit(record, call, ops, group)]
-            unit_launch_ms.append(launch_ms_of_unit(of_units))
-            launching_ms += _small_launches_ms(record, of_units)
             num_updates.append(_num_updates(record))
             for call in record.collectives or ():
                 entry = by_call[call.op, record.module_of(call), call.group]
@@ -575,6 +571,12 @@ def exposure(run: Run) -> Exposure | None:
                     longest = end - start, (rank, record.global_step, start, end)
     if not num:
         return None
+    ops = () if units is None else units.ops
+    launched = _launched(run, lines)
+    for record in launched:
+        of_units = [call for call in record.collectives or () if _is_of_unit(record, call, ops, group)]
+        unit_launch_ms.append(launch_ms_of_unit(of_units))
+        launching_ms += _small_launches_ms(record, of_units)
     for op, row in wide.items():
         total_ms = sum(entry[0] for key, entry in by_call.items() if key[0] == op)
         row.part = row.part / total_ms if total_ms > 0 else 0.0
@@ -585,13 +587,31 @@ def exposure(run: Run) -> Exposure | None:
         {key: round(entry[3] / num) for key, entry in by_call.items()},
         sum(queued.values()) / num,
         worst,
-        launching_ms / num,
+        launching_ms / max(len(launched), 1),
         None if longest is None else longest[1],
         max(1, int(np.median(num_updates))),
         wide,
         units,
-        float(np.median(unit_launch_ms)),
+        float(np.median(unit_launch_ms)) if launched else 0.0,
     )
+
+
+def _launched(run: Run, lines: Mapping[int, Sequence[StepRecord]]) -> list[StepRecord]:
+    """Those of which launches are known; where they are of none, as in later steps, whose calls nobody saw,
+    judged ones that were recorded before."""
+    records = [record for of_rank in lines.values() for record in of_rank]
+    if run.source != "kernels" or any(_has_launches(record) for record in records):
+        return records
+    whole = run.whole or run
+    steps = set(whole.global_step[whole.judged_steps].tolist())
+    for rank in lines:
+        of_rank = (record for record in whole.records(rank) if record.global_step in steps)
+        records += islice((record for record in of_rank if _has_launches(record)), DETAILED_STEPS)
+    return [record for record in records if _has_launches(record)]
+
+
+def _has_launches(record: StepRecord) -> bool:
+    return any(call.launch_ms is not None for call in record.collectives or ())
 
 
 def _units(judged: Run, lines: Mapping[int, Sequence[StepRecord]]) -> tuple[Units | None, str | None]:
