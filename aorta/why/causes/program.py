@@ -267,8 +267,10 @@ def _units(units: Sequence[Mapping[str, Any]], names: set[str], facts: dict[str,
     names |= {"blocks"} if _number(most, "num_parameters") >= WEIGHTS_OF_A_BLOCK else set()
     facts |= _site("units", most) | {"wrapper": str(most.get("kind"))}
     names.add("fsdp1" if most.get("kind") == FSDP1 else "fsdp2")
+    # The model's own is made last, and torch keeps that gathered unless it is told otherwise.
+    inner = units[:-1] if _number(units[-1], "times") == 1 else units
     is_resharded = any(
-        row.get("reshard_after_forward") or row.get("sharding_strategy") in RESHARDED for row in units
+        row.get("reshard_after_forward") or row.get("sharding_strategy") in RESHARDED for row in inner
     )
     names |= set() if is_resharded else {"resharded_not"}
     names |= {"prefetched"} if all(row.get("prefetches") for row in units) else set()

@@ -297,6 +297,16 @@ def test_a_whole_model_that_is_gathered_at_once_is_told_to_be_units(tmp_path, so
     assert not is_told or "reduce_dtype" not in change
 
 
+@pytest.mark.parametrize(
+    ("inner", "is_kept"), [(False, True), (True, False)], ids=["kept-but-for-the-model's", "resharded"]
+)
+def test_parameters_that_units_keep_are_not_to_be_kept(inner, is_kept):
+    """Of the unit of the model, which is made last, True is noted and nothing is gathered again."""
+    blocks, model = {"reshard_after_forward": inner, "times": 6}, {"reshard_after_forward": True, "times": 1}
+    run = msgspec.structs.replace(run_record(2), program={"units": [blocks, model]})
+    assert ("resharded_not" in program_of(run)[0]) == is_kept
+
+
 def test_units_that_reduce_in_fp32_may_do_so_in_less():
     names, _ = program_of(run_with(units={"param_dtype": "bfloat16", "reduce_dtype": "float32"}))
     assert "gathered_narrow" in names
