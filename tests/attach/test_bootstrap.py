@@ -44,6 +44,20 @@ def test_a_step_at_names_a_function_without_harm_beside_a_finder_that_asks_all_f
 
 
 @pytest.mark.processes
+def test_a_program_is_attached_to_whose_own_sitecustomize_imports_torch(tmp_path: Path) -> None:
+    """A common place for patches of a site."""
+    (tmp_path / "sitecustomize.py").write_text("import torch\nprint('patched')\n")
+    settings = AttachSettings(output=str(tmp_path))
+    environment = environment_for(settings, os.environ | {"PYTHONPATH": str(tmp_path)})
+    code = "import sys; print('torch' in sys.modules, 'aorta.attach.hooks' in sys.modules)"
+    result = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False
+    )
+    assert (result.returncode, result.stderr) == (0, "")
+    assert result.stdout == "patched\nTrue True\n"
+
+
+@pytest.mark.processes
 def test_hooks_and_closing_lines_load_neither_torch_nor_the_recorder() -> None:
     """Every process below `aorta run` that imports torch loads the hooks; few of them ever train."""
     code = (

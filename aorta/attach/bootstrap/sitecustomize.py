@@ -95,14 +95,19 @@ def run_hidden() -> None:
         hidden.loader.exec_module(module)
 
 
-try:
-    run_hidden()
-finally:
-    if os.environ.get(SETTINGS):
-        try:
-            import json
+finder = None
+if os.environ.get(SETTINGS):
+    try:
+        import json
 
-            settings = json.loads(os.environ[SETTINGS])
-            sys.meta_path.insert(0, TorchFinder(set(settings["imports"])))
-        except Exception as error:
-            say(f"{SETTINGS} cannot be read: {error}")
+        settings = json.loads(os.environ[SETTINGS])
+        finder = TorchFinder(set(settings["imports"]))
+        sys.meta_path.insert(0, finder)
+    except Exception as error:
+        say(f"{SETTINGS} cannot be read: {error}")
+try:
+    run_hidden()  # it may import torch
+finally:
+    if finder in sys.meta_path[1:]:  # before finders that it has added, which would be asked twice
+        sys.meta_path.remove(finder)
+        sys.meta_path.insert(0, finder)
