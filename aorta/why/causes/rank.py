@@ -718,10 +718,11 @@ def _has_samples(judged: Run) -> bool:
 
 
 def _least_part(finding: CauseFinding, line: CodeLine | None) -> float:
-    """Of a loss: where a device idles behind waits for it, as the thread was seen in their line."""
+    """Of a loss: what is known of it, or, where a device idles behind waits for it, as the thread was seen in
+    their line."""
     if finding.kind == "synchronisation" and line is not None and line.num_samples:
         return min(line.ms / finding.mean_ms, 1.0)
-    return 1.0
+    return float(finding.facts.get("least_part", 1.0))
 
 
 def _least_share(rule: CauseRule, finding: CauseFinding, judged: Run) -> float:

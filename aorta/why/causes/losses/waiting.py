@@ -291,10 +291,14 @@ def _late_rank(judged: Run, parts: Parts, left: Floats) -> Iterator[CauseFinding
 def _of_more_work(
     judged: Run, parts: Parts, late: Lateness, facts: dict[str, object], evidence: str
 ) -> CauseFinding:
-    """Of a rank whose device computes longer: what equal work on all ranks saves, its excess over their mean.
-    Where its device may be slower instead, mending that saves all of its excess."""
+    """Of a rank whose device computes longer. With kernels that show that it has more work: what equal work
+    on all ranks saves, its excess over their mean. Without: all of its excess, which mending a slower device
+    saves, and no less than equal work would."""
     num, uneven = len(judged.ranks), _uneven_work(judged, late)
-    part, occasions = 1 - 1 / num, late.occasions
+    rank, part, occasions = judged.ranks[late.row], 1 - 1 / num, late.occasions
+    if uneven is None:
+        facts["least_part"] = part
+        return _finding_of(late, rank, of_one_rank(num, "compute", *ANY_CELL), facts, [evidence])
     if occasions is not None:
         occasions = replace(
             occasions,
@@ -302,12 +306,9 @@ def _of_more_work(
             usual_error_ms=part * occasions.usual_error_ms,
         )
     less = replace(late, ms=part * late.ms, occasions=occasions)
-    found = _finding_of(less, judged.ranks[late.row], {WAIT: 1.0}, facts, [evidence])
-    if uneven is None:
-        found.more_ms = float((late.ms - less.ms).mean())
-        return found
+    found = _finding_of(less, rank, {WAIT: 1.0}, facts, [uneven])
     mine, others = _of_rank(parts.compute_ms, late)
-    found.kind, found.evidence = "imbalance", [uneven]
+    found.kind = "imbalance"
     found.facts |= {"op": "kernels", "mine_ms": mine, "others_ms": others}
     found.facts["equal_ms"] = others + (mine - others) / num
     return found
