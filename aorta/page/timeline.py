@@ -17,8 +17,8 @@ from aorta.timeline.overlap import unions
 from aorta.timeline.types import COPY, TRACE_SOURCES
 from aorta.timeline.waits import exposed_waiting
 
-MAX_MARKS = 60_000
-"""Spans and stretches in the page, all runs together: about 0.7 MB."""
+MAX_MARKS = 80_000
+"""Spans and stretches in the page, all runs together: about 0.9 MB."""
 STATE_INDEX = {COMPUTE: 0, HIDDEN: 1, EXPOSED: 2, IDLE: 3}
 WAITING = 4
 """Exposed, and nothing moves because a rank has not arrived."""

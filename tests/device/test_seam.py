@@ -14,6 +14,7 @@ ALLOWED = {
     "aorta/check/": "traces of streams and of the allocator, graphs, spin kernels: under torch.cuda alone",
     "aorta/records/schema.py": "the words of run.json",
     "aorta/config/structs.py": "training.device, which users write",
+    "aorta/why/causes/code_lines.py": "the names of calls in samples, as programs write them",
 }
 """Files and rooms that may name CUDA, and why."""
 
