@@ -85,7 +85,9 @@ def units_of(bytes_of: Mapping[str, float]) -> Units | None:
     if num_merged <= FEWER * num:
         inner = [home for name, home in homes.items() if home != name]
         usual = _usual(inner)
-        level = ", ".join([*dict.fromkeys(home for home in inner if _numbered(home) == usual)][:2]) + ", …"
+        alike = [*dict.fromkeys(home for home in inner if _numbered(home) == usual)]
+        level = ", ".join(alike[:2]) + ", …"
+        num_merged = len(alike) + (len(alike) < num_merged)  # the rest of the model is one unit
     elif total <= SMALL_BYTES * num:
         num_merged = max(1, ceil(total / LARGE_BYTES))
     else:
