@@ -391,7 +391,7 @@ def idle_cores(judged: Run, account: Account) -> Iterator[CauseFinding]:
         "op": "threads",
         "what": "cores that idle",
         "at": None if at is None else StackFrame(at[0], at[1], "<module>", True),
-        "threads": f"{threads}",
+        "threads": counted(threads, "thread"),
         "whole_cores": f"{cores}",
         "enough": f"{enough}",
     }
