@@ -107,10 +107,10 @@ def test_a_full_ring_loses_records_and_says_of_which_time(stand_ins, vendor):
         """
 source.opened(4)
 for i in range(6):
-    source.run(start=10 * i + 10, end=10 * i + 15)
+    source.run(start=10**6 + 10 * i + 10, end=10**6 + 10 * i + 15)
 rows, taken = source.take()
 first = int(rows["start"][0]) - 10
-source.run(start=100, end=101)
+source.run(start=10**6 + 100, end=10**6 + 101)
 again, _ = source.take()
 lost = [taken.num_lost, taken.lost_start - first, taken.lost_end - first]
 print(json.dumps([(rows["start"] - first).tolist(), lost, (again["start"] - first).tolist()]))
