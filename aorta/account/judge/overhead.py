@@ -4,6 +4,7 @@ from typing import NamedTuple
 
 from aorta.account.judge.judged import usual_step
 from aorta.account.load.rank.kernels import COUNT, GRAPH_NODES
+from aorta.account.metrics import of_operation, operations
 from aorta.account.model import Dataset, Run
 from aorta.account.numbers import number, quantity
 from aorta.account.rows import positive
@@ -101,9 +102,10 @@ def _of_launches(judged: Run, limit: float | None) -> str:
 
     A device that does not idle hides what a launch takes longer.
     """
-    counts = [judged.mean_of(name) for name in judged.metrics if name.startswith(f"{COUNT}.")]
+    counts = [judged.mean_of(of_operation(COUNT, name)) for name in operations(judged.metrics, COUNT)]
     step_ms, idle_ms = judged.mean_of("step_ms"), judged.mean_of("idle_ms")
-    if not counts or not step_ms or idle_ms is None:
+    is_rocm = judged.record is not None and judged.record.versions.get("hip")  # which has no CUPTI
+    if not counts or not step_ms or idle_ms is None or is_rocm:
         return ""
     num = sum(count or 0.0 for count in counts) - (judged.mean_of(GRAPH_NODES) or 0.0)
     most_ms = min(LAUNCH_US * num / 1e3, idle_ms)

@@ -15,10 +15,13 @@ UNKNOWN = OverheadRecord(
 )
 
 
-def texts(*overheads, **means):
+def texts(*overheads, versions=None, **means):
     runs = [
         SimpleNamespace(
-            record=SimpleNamespace(overhead=overhead), label=f"run {i}", metrics=means, mean_of=means.get
+            record=SimpleNamespace(overhead=overhead, versions=versions or {}),
+            label=f"run {i}",
+            metrics=means,
+            mean_of=means.get,
         )
         for i, overhead in enumerate(overheads)
     ]
@@ -113,6 +116,10 @@ def test_it_is_at_most_what_the_device_idles():
 def test_nodes_of_graphs_are_not_launched():
     """100 of the 2,500 are, 0.16 ms of 40."""
     assert "CUPTI" not in texts(KNOWN, **GRU_LOOP | {"graph_nodes": 2400.0})[0]
+
+
+def test_another_tracer_has_no_such_cost_that_is_known():
+    assert "CUPTI" not in texts(KNOWN, versions={"hip": "6.4"}, **GRU_LOOP)[0]
 
 
 def test_runs_without_kernel_records_say_nothing_of_it():
