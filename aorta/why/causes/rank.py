@@ -254,7 +254,9 @@ def _of_no_usual_step(cause: Cause, finding: CauseFinding, judged: Run, account:
             " data of the program's own. Where these depend on what it reads, as of a simulator, nothing can"
             " be read later, and none of it is lost."
         )
-    if finding.kind in SEEN and finding.facts.get("in_steps") == 1 and cause.interval_ms is None:
+    # A single step, as of a trace that marks none, is all that is known: a share of it says what it can.
+    is_once = finding.facts.get("in_steps") == 1 < len(values) and cause.interval_ms is None
+    if finding.kind in SEEN and is_once:
         # As long as it was, which what recorded steps are scaled by would change.
         noted = calls_of_spans(judged, "garbage_collection", finding.rank).values()
         is_noted = finding.kind == "garbage_collection" and noted
