@@ -1,5 +1,7 @@
 """What is said of a program that died of too little memory, and that nothing is said of others."""
 
+import gc
+
 import pytest
 import torch
 from torch import nn
@@ -19,7 +21,8 @@ GIB = 1 << 30
 
 @pytest.fixture(autouse=True)
 def _none_but_the_tests_objects(monkeypatch):
-    """Those of pytest stay frozen: they need not be asked."""
+    """Those of pytest and of earlier tests stay frozen: they need not be asked."""
+    gc.freeze()
     monkeypatch.setattr("gc.unfreeze", lambda: None)
 
 
