@@ -95,16 +95,16 @@ def _stepper(run: Run) -> str:
 
 
 def _recorded(account: Account) -> str:
-    """'; sizes are of 21 recorded steps of 400 ms, scaled', where these are no usual ones."""
+    """'; sizes are of 21 recorded steps of 400 ms, scaled to 250 ms', where these are no usual ones."""
     usual = account.usual
     if usual is None or not abs(usual.recorded_ms - usual.ms) >= UNLIKE * usual.ms:
         return ""
-    num_steps, ms = account.step_ms.shape[1], quantity(usual.recorded_ms, "ms")
-    if usual.recorded_ms > usual.ms:
-        return f"; sizes are of {num_steps:,} recorded steps of {ms}, scaled"
-    return (
-        f"; sizes are of {num_steps:,} recorded steps of {ms}: what others take longer for was not recorded"
+    text = (
+        f"; sizes are of {account.step_ms.shape[1]:,} recorded steps of {quantity(usual.recorded_ms, 'ms')}"
     )
+    if usual.recorded_ms > usual.ms:
+        return f"{text}, scaled to {quantity(usual.ms, 'ms')}"
+    return f"{text}, and what makes the others longer was not recorded"
 
 
 def causes_text(causes: Causes, run: Run) -> str:
@@ -148,14 +148,7 @@ def _unexplained_text(causes: Causes, step: float) -> str:
     largest = list(causes.unexplained_ms.items())[:MOST_NAMED]
     parts = [f"{CELLS[name].title} {number(ms)}" for name, ms in largest if ms >= LEAST_NAMED * step]
     a_step = "" if causes.listed[0].is_of_trace else " a step"
-    text = f"Not explained by these: {quantity(total, 'ms')}{a_step} without compute ({', '.join(parts)})."
-    if total <= causes.listed[0].ms:
-        return text
-    name, ms = largest[0]
-    return (
-        f"{text} That is more than the first cause, for no one reason that was seen. The largest part,"
-        f" {quantity(ms, 'ms')}: {CELLS[name].meaning}. Mend the causes first: some of it may go, too."
-    )
+    return f"Not explained by these: {quantity(total, 'ms')}{a_step} without compute ({', '.join(parts)})."
 
 
 def _outside_text(account: Account) -> str:
