@@ -445,7 +445,8 @@ def _of_others(
             interval_ms=None if interval is None else (part * interval[0], part * interval[1]),
             bound_ms=None,
             share=part * cause.ms / all_ms,
-            evidence=(of_all, *cause.evidence),
+            # Waits for batches say it themselves.
+            evidence=cause.evidence if "in_left_out" in finding.facts else (of_all, *cause.evidence),
             # Waits are known of recorded steps alone.
             check=f"aorta compare {path} NEW; the step time, which is of all judged steps, should fall",
             is_in_step=False,
@@ -648,7 +649,7 @@ def cause_of(
         facts.pop("merged", None)
     subject = (filled(rule.subject, facts) or finding.kind) + in_line(line, finding) + value.often
     evidence = [*filter(None, (filled(text, facts) for text in rule.evidence)), *finding.evidence]
-    if value.is_rare:
+    if value.is_rare and "in_left_out" not in finding.facts:
         evidence.append(value.text(finding.ms, finding.facts.get("in_steps")))
     if len(judged.ranks) == 1:
         evidence, subject = [of_one_rank_text(text) for text in evidence], of_one_rank_text(subject)

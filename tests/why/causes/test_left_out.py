@@ -184,6 +184,26 @@ def test_a_wait_for_batches_behind_a_stock_is_named_by_marks_of_steps_that_were_
     assert ms == pytest.approx(10.0 * 92 / 119, rel=0.05)
 
 
+def test_a_wait_in_some_steps_is_of_the_mean_step_of_the_rank_that_waits_most(tmp_path):
+    """40 ms in every fourth of the 96 steps that were not recorded; the host of rank 1, a step behind, waits
+    20 ms for its batch and 20 ms for rank 0. One of 23 recorded steps waits, too, and makes none usual."""
+
+    def make(rank, step, noise):
+        is_left_out = step >= 24
+        first, second = ((40.0, 0.0), (20.0, 20.0))[rank]
+        waits = step == 12 if not is_left_out else step % 4 == 1 + rank
+        host = Host().idle(first * waits * noise.gauss(1, 0.02), "data").work(12.0).idle(second * waits)
+        host = host.idle(8.0 * noise.gauss(1, 0.05)).work(0.5, "optimizer")
+        return host, {"source": "kernels", **(LEFT_OUT if is_left_out else {})}
+
+    judged = judge(load_run(run_of(tmp_path / "run", make, steps=120), "a"))
+    (cause,) = [one for one in causes(judged) if one.kind == "data_loading"]
+    assert cause.ms == pytest.approx(40.0 / 4 * 96 / 119, rel=0.05)
+    assert cause.interval_ms[0] < cause.ms < cause.interval_ms[1]
+    (told, *_) = cause.evidence
+    assert told.startswith("by the host's marks the loop waits for its next batch in 48 of 119 judged steps")
+
+
 def test_a_later_block_shows_it_in_the_steps_that_the_account_is_of(tmp_path):
     """The first steps, which the stock served, are left aside."""
     judged = loop_with_a_stock(tmp_path / "run", 10.0, lambda step: step < 24 or 64 <= step < 72)
