@@ -693,7 +693,7 @@ def needless(kernels, work=None, peak=None, classes=None):
     values |= {} if peak is None else {"peak_memory_bytes": np.full((1, 20), peak)}
     record = SimpleNamespace(
         work=work,
-        devices=[{"kind": "cuda", "memory_bytes": 80 << 30}],
+        devices=[{"kind": "cuda", "name": "NVIDIA H200", "memory_bytes": 80 << 30}],
         program={"optimizers": [{"parameter_bytes": 10.0}]},
     )
     judged = SimpleNamespace(
@@ -755,6 +755,22 @@ def test_no_sentence_of_one_needless_work_is_said_of_another():
 def test_work_that_is_done_twice_or_for_nobody_takes_its_part_of_the_kernels(work, peak, found):
     """Of 24 ms: 30 without the optimizer's."""
     assert needless({}, work, peak, {"kernel_ms.gemm": 20.0}) == found
+
+
+@pytest.mark.parametrize(
+    ("fills_ms", "found_ms"),
+    [
+        pytest.param(1.0, 2.0 + 6.0, id="one-lookup"),
+        # 3 fills, and two additions that take three times as long as a fill each.
+        pytest.param(3.3, 3.3 + 2 * 3 * 1.1 + 6.0, id="three-lookups"),
+    ],
+)
+def test_gradients_of_a_table_are_filled_and_added_for_each_lookup(fills_ms, found_ms):
+    """4.8 GB at 4.8 TB/s: 1 ms for each. One writes 2 ms by its bytes; the optimizer takes 6."""
+    fill, add = (f"vectorized_elementwise_kernel ({name})" for name in ("FillFunctor", "CUDAFunctor_add"))
+    kernels = {fill: fills_ms, add: 7.0}
+    work = WorkOfStep(flops=4e9, bytes=9.6e9, rows_bytes=4.8e9)
+    assert needless(kernels, work, classes={"kernel_ms.gemm": 20.0}) == [("rows", found_ms)]
 
 
 @pytest.mark.parametrize(("odd", "num", "found"), [(4e9, 10, [("odd", 8.0)]), (8e9, 10, []), (4e9, 5, [])],

@@ -63,8 +63,8 @@ def within_host_needs(judged: Run, account: Account, losses: list[CauseFinding])
         if needs is not None and finding.kind == "compute" and needs.need_ms is None:
             finding.facts["is_most"] = True
             finding.evidence.append(
-                "the host waits for the device in every step, so that none shows how long its own part takes,"
-                " and a step takes no less than that"
+                "the device is spared that, and a step may gain less: its host waits for the device in every"
+                " step, so that no step shows how long it needs itself"
             )
         # Operators that are left out need not be launched.
         spared_ms = 0.0 if needs is None else finding.facts.get("launched", 0.0) * (needs.need_ms or 0.0)

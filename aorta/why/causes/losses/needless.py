@@ -48,6 +48,8 @@ FP64_MORE = 0.5
 LAYOUT_COPY = re.compile(r"^elementwise_kernel(_manual_unroll)? \(direct_copy")
 """Copies between tensors of unlike strides, by their names for people: ATen has kernels of other names for
 those of like strides, which change the type."""
+ZEROS, ADDS = re.compile(r"FillFunctor"), re.compile(r"CUDAFunctor_add")
+"""Kernels that fill the gradient of a table for each lookup, and add it to that of the one before."""
 CUDNN_COPY = re.compile(r"nchwToNhwc|nhwcToNchw", re.IGNORECASE)
 """Kernels that cuDNN puts around a convolution for tensor cores, which want channels last."""
 NCHW = re.compile(r"nchw", re.IGNORECASE)
@@ -406,6 +408,8 @@ def _unread_rows(
     if not account.on_device:
         written_ms = np.full_like(written_ms, work.rows_bytes / CPU_BYTES_PER_S * 1e3)
         optimizer_ms = account.cells.get("optimizer", np.zeros_like(account.step_ms)).mean(axis=0)
+    else:
+        written_ms = np.maximum(written_ms, _of_lookups(judged, work.rows_bytes))
     part = min(work.rows_bytes / max(bytes_of_optimizers(judged.record), work.rows_bytes), 1.0)
     ms = written_ms + part * optimizer_ms
     of_optimizer = 0.0 if account.on_device else float((part * optimizer_ms).mean() / max(ms.mean(), 1e-9))
@@ -421,6 +425,21 @@ def _unread_rows(
             "optimizer_ms": float((part * optimizer_ms).mean()),
         },
     )
+
+
+def _of_lookups(judged: Run, rows_bytes: float) -> Floats:
+    """[step], what kernels take that fill a table's gradient once for each lookup of a step, as many as these
+    have time for, and add up what there is of several: two are read, and one is written."""
+    names, device = operations(judged.metrics, NAME_TIME), judged.record and judged.record.devices
+    fills, adds = ([name for name in names if of.search(name)] for of in (ZEROS, ADDS))
+    part = hardware_name_of(str(device[0].get("name"))) if device else None
+    if not fills or part is None:
+        return np.zeros(1)
+    fills_ms = _time_of(judged, fills)
+    num = int(fills_ms.mean() * 1e-3 * load_hardware(part).memory.hbm_bytes_per_s / rows_bytes)
+    if num < 2 or not adds:
+        return np.zeros(1)
+    return fills_ms + np.minimum(_time_of(judged, adds), 3 * (num - 1) / num * fills_ms)
 
 
 def _time_of_class(judged: Run, name: str) -> Floats:
