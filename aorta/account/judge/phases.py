@@ -23,6 +23,7 @@ ENOUGH = 6
 """Samples before backward passes, from which on these are divided into the model and the program's code."""
 WORTH_SAYING = 0.01
 """Of the judged steps' time, from which on evaluations beside them are said."""
+RUNS_BACKWARD = "_engine_run_backward"
 MODULE_CALLS = ("Module._wrapped_call_impl", "Module._call_impl")
 TITLES: dict[StepPhase, str] = {
     "data": "data",
@@ -57,20 +58,23 @@ class PhaseRow:
 
     @property
     def place(self) -> str:
-        """', most of it in fit(), a.py:45'"""
-        return "" if self.line is None else f", most of it in {self.line.text}"
+        """', most of it in fit(), a.py:45'; '' of the line that calls backward, where all of it is."""
+        line = self.line
+        return "" if line is None or line.calls.startswith(RUNS_BACKWARD) else f", most of it in {line.text}"
 
 
 def largest_text(judged: Run) -> str:
     """'The largest phase is backward: 12.2 ms of 34.9 ms (mean of 180 steps), most of it in fit(), a.py:45.'
 
     Its steps are named, since a table of cells is of those alone that were recorded. '' where phases are not
-    known.
+    known, or the largest one is what a library's loop does beside the passes: to launch, and to wait.
     """
     rows = phases_of(judged)
-    if not rows:
+    row = max(rows, key=lambda row: row.ms, default=None)
+    lines = {one.phase: one.line.text for one in rows if one.line is not None}
+    is_in_loop = "rest" in lines and lines["rest"] == lines.get("forward") == lines.get("backward")
+    if row is None or (row.phase == "rest" and is_in_loop):
         return ""
-    row = max(rows, key=lambda row: row.ms)
     of_step = f"{quantity(row.ms, 'ms')} of {quantity(row.ms / row.share, 'ms')}"
     return (
         f"The largest phase is {row.title}: {of_step} (mean of {counted(row.num_steps, 'step')}){row.place}."

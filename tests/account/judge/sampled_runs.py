@@ -7,6 +7,8 @@ from tests.account.reports_in_memory import dataset_of, records_of
 
 MAIN = StackFrame("/job/train.py", 20, "main", is_program=True)
 BACKWARD = StackFrame("torch", 0, "Tensor.backward", is_program=False)
+ENGINE = StackFrame("torch", 0, "_engine_run_backward", is_program=False)
+TRAINER = StackFrame("transformers", 0, "Trainer.train", is_program=False)
 AUGMENT = StackFrame("/job/data.py", 5, "augment", is_program=True)
 MODEL = StackFrame("torch", 0, "Module._call_impl", is_program=False)
 SLEEP = StackFrame("time", 0, "sleep", is_program=False)
@@ -14,7 +16,7 @@ SLEEP = StackFrame("time", 0, "sleep", is_program=False)
 
 def sampled(*samples):
     """samples: (global step, us, what the thread does, frames from the outermost on). Step -1: in none, where
-    a model is called in an evaluation."""
+    a model is called in an evaluation. ENGINE's are of a backward pass."""
     stacks = Stacks()
     ids = {}
     for step, us, doing, *path in samples:
@@ -28,6 +30,7 @@ def sampled(*samples):
                 stacks.nodes.append(key)
             node = ids[key]
         phase = "rest" if MODEL not in path else "evaluation" if step < 0 else "forward"
+        phase = "backward" if ENGINE in path else phase
         places = (
             PLACES.index("no_step" if step < 0 else "body"),
             STACK_PHASES.index(phase),

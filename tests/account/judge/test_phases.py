@@ -6,7 +6,7 @@ import pytest
 
 from aorta.account.judge.phases import evaluation_text, largest_text, phases_of
 from aorta.account.load.rank.phases import BYTES, PREFIX, STEP
-from tests.account.judge.sampled_runs import AUGMENT, MAIN, MODEL, sampled, sampled_dataset
+from tests.account.judge.sampled_runs import AUGMENT, ENGINE, MAIN, MODEL, TRAINER, sampled, sampled_dataset
 from tests.records import plain_records
 
 
@@ -38,6 +38,34 @@ def test_the_largest_phase_is_said_with_its_line():
     text = largest_text(judged_with(forward=16.0, backward=4.0))
     of_step = "24.0 ms of 40.0 ms (mean of 10 steps)"
     assert text == f"The largest phase is forward: {of_step}, most of it in augment(), data.py:5."
+
+
+@pytest.mark.parametrize(
+    ("phases", "place"),
+    [
+        pytest.param({"forward": 2.0, "backward": 16.0}, "", id="the-line-that-calls-backward"),
+        pytest.param(
+            {"forward": 16.0, "backward": 2.0},
+            ", most of it in augment(), data.py:5",
+            id="a-line-of-the-model",
+        ),
+    ],
+)
+def test_the_line_that_calls_backward_is_said_of_no_backward_pass(phases, place):
+    def row(*path):
+        return [(step, 10_000, "runs", MAIN, *path) for step in range(2, 12)]
+
+    stacks = sampled(*row(AUGMENT, MODEL), *row(ENGINE))
+    assert largest_text(judged_with(stacks, **phases)).removesuffix(".").endswith(f"steps){place}")
+
+
+def test_what_a_library_s_loop_does_beside_both_passes_is_no_largest_phase():
+    """Trainer.train() runs all of a step in one line of the program, and waits there."""
+    paths = (MAIN, MODEL), (MAIN, ENGINE), (MAIN, TRAINER)
+    stacks = sampled(*((step, 10_000, "runs", *path) for path in paths for step in range(2, 12)))
+    judged = judged_with(stacks, forward=4.0, backward=4.0)
+    assert [row.line.text for row in phases_of(judged) if row.line] == ["main(), train.py:20"] * 3
+    assert largest_text(judged) == ""
 
 
 def test_code_of_the_loop_before_a_backward_pass_is_no_forward_pass():

@@ -201,6 +201,17 @@ def test_what_the_program_does_in_every_step_beside_its_model_is_named(tmp_path)
     assert cause.change.startswith("do what augment(), straggler.py:5 does in another process")
 
 
+@pytest.mark.parametrize("phase", ["forward", "data"])
+def test_the_line_that_calls_a_library_s_loop_is_no_code_of_the_program(tmp_path, phase):
+    """Trainer.train() runs both passes in one line of the program."""
+    folder = run_of(tmp_path, lambda rank, step, noise: plain(noise))
+    for rank in (0, 1):
+        write_stacks(folder, rank, COMMON, ("loads", phase, "runs", 4.0), ("loads", "rest", "runs", 16.0))
+    assert [cause.kind for cause in causes(judge(load_run(folder, "run")))] == (
+        [] if phase == "forward" else ["program_code"]
+    )
+
+
 @pytest.mark.parametrize(
     ("leaf", "ms"),
     [

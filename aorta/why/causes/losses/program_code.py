@@ -33,7 +33,7 @@ from aorta.account.judge.stacks import (
 from aorta.account.load.rank.phases import PREFIX
 from aorta.account.model import Run
 from aorta.records.schema import NO_CALL, NO_OPTIMIZER, HostKind
-from aorta.records.stacks import StackFrame
+from aorta.records.stacks import StackFrame, StackPhase
 from aorta.why.causes.finding import CauseFinding, Floats, of_the_least
 from aorta.why.causes.losses.parts import WORK, beside_others, work_ms_of
 from aorta.why.causes.program import noted_program, program_of
@@ -137,11 +137,19 @@ def program_code(
             {group: rows for group, rows in groups.items() if not _are_most_in(is_slow, one, rows)}
             for one, groups in zip(samples, grouped, strict=True)
         ]
+    # The line in which both passes are is the call of a library's loop, and no code of the program's own.
+    passes: tuple[StackPhase, StackPhase] = ("forward", "backward")
+    of_passes = [
+        [(one, np.flatnonzero(one.is_judged & one.in_phase(name)).tolist()) for one in samples]
+        for name in passes
+    ]
+    in_both = set.intersection(*(set().union(*(_lines(*of) for of in rows)) for rows in of_passes))
     common = set.intersection(*(set(groups) for groups in grouped))
     found = []
     waited: dict[Line, tuple[float, float]] | None = None
     for group in common:
-        if sum(len(groups[group]) for groups in grouped) < FEWEST:
+        is_few = sum(len(groups[group]) for groups in grouped) < FEWEST
+        if is_few or (Path(group[0]).name, group[2]) in in_both:
             continue
         rows = [groups[group] for groups in grouped]
         ms = _common(samples, rows, account, steps)
