@@ -643,7 +643,8 @@ def cause_of(
     stack, facts = stack | of_workers[0], facts | of_workers[1]
     facts |= {"do": "do it", "at_line": ""}
     if line is not None:
-        facts |= {"line": line.text, "do": f"do what {line.text} does", "at_line": f": at {line.text}"}
+        at = finding.facts.get("loop_lines", line.text)
+        facts |= {"line": line.text, "do": f"do what {line.text} does", "at_line": f": at {at}"}
     if layer := issuing_layer(finding, judged):
         facts["layer"] = layer
         facts.pop("merged", None)

@@ -16,7 +16,7 @@ from aorta.records.stacks import StackFrame
 from aorta.timeline.types import Kind, Span
 from aorta.why.causes.finding import CauseFinding
 from aorta.why.causes.losses import of_a_step
-from aorta.why.causes.losses.needless import _tf32_as_fast, needless_work
+from aorta.why.causes.losses.needless import _tf32_as_fast, lines_text, loop_of, needless_work
 from aorta.why.causes.losses.program_code import _computes_by_itself
 from aorta.why.causes.losses.waiting import IN_STEP, in_step
 from aorta.why.causes.rank import Worth, _once, _place, causes_of, found_causes, worth
@@ -285,6 +285,17 @@ def test_late_launches_are_a_loss_where_small_kernels_explain_them(tmp_path):
     assert not named(tmp_path / "few", launches(100))
 
 
+def of_a_loop(in_loop, kind="parts", at=LINE, operators=((LINE, 1000),)):
+    """A step of 1000 operators. operators: of each line."""
+    loop = OperatorLoop(
+        kind=kind, at=at, first_line=at.line, last_line=at.line, iterations=96, operators=100,
+        all_operators=in_loop, flops=0.0, bytes=0.0,
+    )  # fmt: skip
+    numbers = dict.fromkeys(("flops", "bytes", "forward_flops", "forward_bytes", "handed_bytes"), 0.0)
+    lines = [LineOfWork(at=line, operators=num, **numbers) for line, num in operators]
+    return WorkOfStep(flops=1.0, loop=loop, lines=lines)
+
+
 @pytest.mark.parametrize(
     ("in_loop", "kind", "remedy"),
     [
@@ -295,18 +306,51 @@ def test_late_launches_are_a_loss_where_small_kernels_explain_them(tmp_path):
     ],
 )
 def test_launches_of_a_loop_have_its_remedy(tmp_path, in_loop, kind, remedy):
-    """Of a step's 1000 operators."""
-    loop = OperatorLoop(
-        kind=kind, at=LINE, first_line=5, last_line=6, iterations=96, operators=100, all_operators=in_loop,
-        flops=0.0, bytes=0.0,
-    )  # fmt: skip
-    numbers = dict.fromkeys(("flops", "bytes", "forward_flops", "forward_bytes", "handed_bytes"), 0.0)
-    work = WorkOfStep(flops=1.0, loop=loop, lines=[LineOfWork(at=LINE, operators=1000, **numbers)])
+    work = of_a_loop(in_loop, kind)
     first = named(tmp_path / "run", launches(2000), run=run_record(2, work=work))[0]
     assert first.kind == "launch_bound"
     assert first.change.startswith(remedy)
     assert any("800 of a step's 1,000 operators" in text for text in first.evidence) == (in_loop == 800)
     assert (first.line and first.line.text) == (LINE.text if in_loop == 800 else None)
+
+
+@pytest.mark.parametrize(
+    ("in_loop", "kind", "lost_ms"),
+    [
+        (800, "parts", 0.8 * 12.0),
+        (800, "recurrence", 0.8 * 12.0),
+        (800, "modules", None),
+        (300, "parts", None),
+    ],
+)
+def test_large_kernels_of_a_loop_come_late_for_its_operators(tmp_path, in_loop, kind, lost_ms):
+    """Of 12 ms in which the device idles, the part of the loop's operators; modules may be large."""
+    found = named(tmp_path / "few", launches(100), run=run_record(2, work=of_a_loop(in_loop, kind)))
+    assert [cause.kind for cause in found] == ([] if lost_ms is None else ["launch_bound"])
+    if lost_ms is not None:
+        assert found[0].ms == pytest.approx(lost_ms, rel=0.05)
+
+
+def line(function, number):
+    return StackFrame("moe.py", number, function, True)
+
+
+OUTER, EXPERTS = line("Model.forward", 38), [line("Experts.forward", number) for number in (19, 23, 26, 27)]
+
+
+@pytest.mark.parametrize(
+    ("nums", "told"),
+    [
+        pytest.param((30, 40, 250, 600, 80), "Experts.forward(), moe.py:23 to :27", id="in-what-it-calls"),
+        pytest.param((30, 40, 0, 930, 0), "Experts.forward(), moe.py:26", id="in-one-line"),
+        pytest.param((600, 40, 100, 180, 80), "Model.forward(), moe.py:38", id="in-its-own-line"),
+        pytest.param((300, 300, 100, 200, 100), "Model.forward(), moe.py:38", id="in-several-functions"),
+    ],
+)
+def test_a_loop_is_where_its_operators_are(nums, told):
+    """Few rounds of a function that is called often are counted where it is called."""
+    work = of_a_loop(900, at=OUTER, operators=[*zip((OUTER, *EXPERTS), nums, strict=True)])
+    assert lines_text(loop_of(work)) == told
 
 
 @pytest.mark.parametrize(("seen_ms", "lost_ms"), [(20.0, 12.0), (6.0, 6.0), (2.0, None)])

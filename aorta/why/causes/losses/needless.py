@@ -7,9 +7,11 @@ of the model without data: it takes its part of the time of all kernels, of whic
 """
 
 import re
+from collections import Counter
 from collections.abc import Iterator
 from typing import NamedTuple
 
+import msgspec
 import numpy as np
 
 from aorta.account.judge.cells import Account
@@ -21,7 +23,7 @@ from aorta.account.model import Run
 from aorta.account.numbers import counted, percent
 from aorta.account.rows import positive
 from aorta.hardware import hardware_name_of, load_hardware
-from aorta.records.schema import LineOfWork, WorkOfStep
+from aorta.records.schema import LineOfWork, OperatorLoop, WorkOfStep
 from aorta.records.stacks import StackFrame
 from aorta.traces.classify import COMM_RULES, classifier, kernel_class
 from aorta.why.causes.finding import CauseFinding, Floats
@@ -59,7 +61,7 @@ PASSES = {TRANSFORM: 2, "batch_norm_collect_statistics_kernel": 1, "batch_norm_b
 normalized. The first is bound by memory; of the others what takes longer is lost to strides."""
 LARGE_PADDING = 0.3
 """Of tokens: batches of lengths that chance put together have some."""
-HALF = 0.5
+HALF, NEARLY_ALL = 0.5, 0.9
 SMALL_CALL_MS = 0.025
 """Of an operator and its part of the calls of modules around it: one that takes longer computes."""
 OPERATOR_MS = 0.003
@@ -317,7 +319,7 @@ def _counted(judged: Run, account: Account, work: WorkOfStep) -> Iterator[CauseF
     if not account.on_device and LARGE * work.fp64 <= work.flops - work.fp64:
         part = work.fp64 / (work.flops + work.fp64)  # as they take twice as long
         yield finding("fp64", "work in fp64", work.fp64_at, part * ms, part=2 * part)
-    loop = work.loop
+    loop = loop_of(work)
     if loop is not None and not account.on_device:
         seen_ms = seen(loop.at, range(loop.first_line, loop.last_line + 1))
         work_ms, on_core = float(ms.mean()), takes.get(WORK, 1.0)  # others take cores meanwhile
@@ -334,7 +336,7 @@ def _counted(judged: Run, account: Account, work: WorkOfStep) -> Iterator[CauseF
         if lost > 0 and on_core * each_ms < SMALL_CALL_MS:
             what = f"{loop.all_operators:,} small operators in a loop"
             lost_ms = min(lost / work_ms, MOST_OF_WORK) * ms
-            facts = {"iterations": loop.iterations, "each_us": 1e3 * each_ms}
+            facts = {"iterations": loop.iterations, "each_us": 1e3 * each_ms, "loop_lines": lines_text(loop)}
             yield finding(loop.kind, what, loop.at, lost_ms, **facts)
     scores_in = "" if work.scores_at is None else work.scores_at.outer_function
     for rows in _by_function(work.lines):
@@ -370,6 +372,33 @@ def _by_function(lines: list[LineOfWork]) -> list[list[LineOfWork]]:
     for line in sorted(lines, key=lambda line: -line.handed_bytes):
         found.setdefault((line.at.file, line.at.outer_function), []).append(line)
     return [*found.values()]
+
+
+def loop_of(work: WorkOfStep) -> OperatorLoop | None:
+    """With the lines that hold its operators: few rounds over parts in a function that is called often are
+    noted where that is called."""
+    loop, num_of = work.loop, Counter[tuple[str, str]]()
+    for line in work.lines:
+        num_of[line.at.file, line.at.outer_function] += line.operators
+    if loop is None or loop.kind != "parts" or not num_of:
+        return loop
+    function, left = num_of.most_common(1)[0]
+    own = num_of[loop.at.file, loop.at.outer_function]
+    if own >= HALF * loop.all_operators or left < NEARLY_ALL * loop.all_operators:
+        return loop
+    found, least = list[StackFrame](), (1 - NEARLY_ALL) * left
+    for line in sorted(work.lines, key=lambda line: -line.operators):
+        if (line.at.file, line.at.outer_function) == function and left > least:
+            found.append(line.at)
+            left -= line.operators
+    numbers = [at.line for at in found]
+    return msgspec.structs.replace(loop, at=found[0], first_line=min(numbers), last_line=max(numbers))
+
+
+def lines_text(loop: OperatorLoop) -> str:
+    """'Experts.forward(), moe.py:23 to :27'"""
+    text = msgspec.structs.replace(loop.at, line=loop.first_line).text
+    return text if loop.first_line == loop.last_line else f"{text} to :{loop.last_line}"
 
 
 def idle_cores(judged: Run, account: Account) -> Iterator[CauseFinding]:

@@ -22,7 +22,7 @@ from aorta.records.stacks import StackFrame
 from aorta.why.causes.code_lines import line_of
 from aorta.why.causes.finding import ANY_CELL, WAIT, CauseFinding, Floats, of_the_least, steps_with, together
 from aorta.why.causes.losses.host_needs import within_host_needs
-from aorta.why.causes.losses.needless import idle_cores, needless_work
+from aorta.why.causes.losses.needless import idle_cores, lines_text, loop_of, needless_work
 from aorta.why.causes.losses.parts import Parts, parts_of
 from aorta.why.causes.losses.program_code import (
     OWN,
@@ -190,8 +190,8 @@ def _without_its_nature(
         return losses
     kept = [finding for finding in losses if finding.kind != "launch_bound"]
     own = [finding for finding in kept if finding.kind == "program_code"]
-    behind_ms = parts.behind_update * np.sum([finding.ms for finding in late], axis=0)
     late_ms = np.sum([finding.ms for finding in late], axis=0)
+    behind_ms = parts.behind_update * late_ms
     if in_model is not None and in_model[1] >= max(SMALL * late_ms.mean(), behind_ms.mean()):
         at, seen_ms = in_model
         facts = {
@@ -205,6 +205,10 @@ def _without_its_nature(
         facts.pop("part_ms", None)
         part = min(seen_ms / float(late_ms.mean()), 1.0)
         return [*kept, CauseFinding("program_code", part * late_ms, together(late), facts=facts)]
+    of_loop = late[-1].facts.get("loop_part", 0.0)
+    if of_loop and late[-1].facts["origin"] != "modules":  # whatever of each is slow: batched, they are few
+        facts = late[-1].facts | {"part_ms": of_loop * float(late_ms.mean())}
+        return [*kept, CauseFinding("launch_bound", of_loop * late_ms, together(late), facts=facts)]
     if not behind_ms.mean() > max((finding.mean_ms for finding in own), default=0.0):
         return kept
     facts = {
@@ -380,15 +384,16 @@ def _asked_for(judged: Run) -> dict[str, object]:
 def _looped(judged: Run) -> dict[str, object]:
     """The loop over operators that most of a step's launches are of."""
     work = None if judged.record is None else judged.record.work
-    if work is None or work.loop is None:
-        return {}
-    loop, num = work.loop, sum(line.operators for line in work.lines)
-    if loop.all_operators < MOST_OF_OPERATORS * num:
+    loop = None if work is None else loop_of(work)
+    num = 0 if work is None else sum(line.operators for line in work.lines)
+    if loop is None or loop.all_operators < MOST_OF_OPERATORS * num:
         return {}
     return {
         "origin": loop.kind,
         "loop_at": loop.at,
+        "loop_lines": lines_text(loop),
         "looped": f"{loop.all_operators:,}",
+        "loop_part": loop.all_operators / num,
         "operators": f"{num:,}",
         "iterations": loop.iterations,
     }
