@@ -87,6 +87,7 @@ class ProgramNotes:
             "reshard_after_forward": getattr(group, "post_forward_mesh_info", None) is not None,
             "reduce_dtype": _text(getattr(policy, "reduce_dtype", None)),
             "param_dtype": _text(getattr(policy, "param_dtype", None)),
+            "is_offloaded": type(getattr(group, "offload_policy", None)).__name__ == "CPUOffloadPolicy",
             **_sizes(parameters),
         }
         self._kept(self._units, described)
@@ -103,6 +104,7 @@ class ProgramNotes:
             "prefetches": all(getattr(wrapper, name, None) for name in FSDP1_PREFETCHES),
             "reduce_dtype": _text(getattr(policy, "reduce_dtype", None)),
             "param_dtype": _text(getattr(policy, "param_dtype", None)),
+            "is_offloaded": bool(getattr(getattr(wrapper, "cpu_offload", None), "offload_params", False)),
             **_sizes([handle.flat_param]),
             "num_parameters": len(handle.flat_param._param_infos),
         }

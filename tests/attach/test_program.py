@@ -7,6 +7,8 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
 from torch.utils.data import DataLoader
 
 from aorta.attach.program import MOST, ProgramNotes, _line_with
@@ -95,6 +97,18 @@ def test_a_unit_of_fsdp_tells_how_it_is_sharded_and_what_it_holds(notes):
     )
     assert (row["num_parameters"], row["parameter_bytes"], row["site"]) == (2, 96, site)
     assert row["prefetches"] is False
+
+
+def test_a_unit_tells_whether_it_keeps_its_parameters_on_the_cpu(notes):
+    from torch.distributed.fsdp import CPUOffloadPolicy, OffloadPolicy, fully_shard
+
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    for policy in (OffloadPolicy(), CPUOffloadPolicy(pin_memory=False)):
+        mesh = init_device_mesh("cpu", (1,))
+        model = fully_shard(torch.nn.Linear(2, 2), mesh=mesh, offload_policy=policy)
+        notes.unit_made(model._get_fsdp_state()._fsdp_param_group)
+    dist.destroy_process_group()
+    assert [row["is_offloaded"] for row in notes.described()["units"]] == [False, True]
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ PROGRAM = (
     *("blocks", "resharded_not", "reduced_narrow", "gathered_narrow", "foreach_off", "many_groups"),
     *("fused", "optimizer_of_another", "never_fused", "unfused", "anomaly", "no_core", "short_batch"),
     *("whole_batches", "cuda_graphs", "own_crowd", "one_thread", "few_threads", "comm_hook", "prefetched"),
-    "expandable",
+    *("expandable", "offloaded"),
 )
 """workers_0: the training loop's DataLoader has none; workers_new: it has some, which start anew in short
 epochs. pinned: it hands out pinned memory. buckets_small: DDP's are set below its default. no_buffers: the
@@ -34,7 +34,7 @@ it. whole_batches: the data set is asked for a batch at once. cuda_graphs: torch
 the model as CUDA graphs. own_crowd: a process has more threads of torch and loader workers than cores;
 one_thread: the program has set torch to one; few_threads: it has one, and no workers. comm_hook: DDP's
 gradients go through one. prefetched: FullyShardedDataParallel gathers ahead in both passes. expandable: so
-are segments of the allocator."""
+are segments of the allocator. offloaded: units keep their parameters on the CPU."""
 OFFERS = {
     "fused": r"\bfused(?:=True| optimizer)",
     "pinned": r"\bpin_memory=True",
@@ -274,6 +274,8 @@ def _units(units: Sequence[Mapping[str, Any]], names: set[str], facts: dict[str,
     )
     names |= set() if is_resharded else {"resharded_not"}
     names |= {"prefetched"} if all(row.get("prefetches") for row in units) else set()
+    names |= {"offloaded"} if most.get("is_offloaded") else set()
+    facts["offloading"] = "cpu_offload" if most.get("kind") == FSDP1 else "offload_policy"
     for name, keys in (
         ("reduced_narrow", ("reduce_dtype", "param_dtype")),
         ("gathered_narrow", ("param_dtype",)),

@@ -1011,6 +1011,31 @@ def test_a_rank_that_is_late_by_longer_batches_is_one_cause():
     assert told[0].evidence == ("late_rank", "imbalance")
 
 
+@pytest.mark.parametrize(
+    ("parameter_bytes", "is_told"), [(2 << 30, True), (40 << 30, False)], ids=["room", "no-room"]
+)
+def test_parameters_that_fsdp_keeps_on_the_cpu_are_told_to_stay_on_the_device(
+    tmp_path, parameter_bytes, is_told
+):
+    """60 of 80 GiB are free on each of two ranks: a half takes four times 2 GiB, and not four times 40."""
+    units = [{"kind": "fully_shard", "is_offloaded": True, "times": 6, "site": "train.py:9"}]
+    optimizers = [{"kind": "AdamW", "fused": True, "parameter_bytes": parameter_bytes}]
+    device = {"kind": "cuda", "name": "NVIDIA H200", "memory_bytes": 80 << 30}
+    run = run_record(2, program={"units": units, "optimizers": optimizers}, devices=[device] * 2)
+
+    def make(rank, step, noise):
+        record = used(45.0) | sampled(used=20 << 30)
+        return Host().work(20.0).idle(20.0 * noise.gauss(1, 0.01), "optimizer"), record
+
+    cause = named(tmp_path / "run", make, run=run)[0]
+    assert cause.kind == "optimizer"
+    assert (
+        cause.change.startswith("leave offload_policy out at train.py:9: of the device's memory 60.0 GiB")
+        == is_told
+    )
+    assert any("state are on the CPU" in text for text in cause.evidence) == is_told
+
+
 def test_more_micro_batches_are_weighed_against_the_host(tmp_path):
     """The host runs for 35 of 60 ms: four times the launches would take longer than what the bubble does."""
 

@@ -264,7 +264,7 @@ def _counted(judged: Run, account: Account, work: WorkOfStep) -> Iterator[CauseF
     def finding(op: str, what: str, at: StackFrame | None, lost_ms: Floats, **facts: object) -> CauseFinding:
         return CauseFinding("compute", lost_ms, takes, facts={"op": op, "what": what, "at": at, **facts})
 
-    used = _memory_used(judged)
+    used = memory_used(judged)
     same_at = None if work.unchanged_at is None else work.unchanged_at.text
     facts_of: dict[str, dict[str, object]] = {
         "again": {"launched": work.again_launched, **({} if used is None else used._asdict())},
@@ -485,7 +485,7 @@ class MemoryUsed(NamedTuple):
     limit_bytes: float
 
 
-def _memory_used(judged: Run) -> MemoryUsed | None:
+def memory_used(judged: Run) -> MemoryUsed | None:
     """The most that torch allocated on a rank, and the device's memory."""
     limit, peak = memory_limit_bytes(judged.record), judged.metrics.get("peak_memory_bytes")
     if limit is None or peak is None or not np.isfinite(peak).any():

@@ -22,7 +22,7 @@ from aorta.records.stacks import StackFrame
 from aorta.why.causes.code_lines import line_of
 from aorta.why.causes.finding import ANY_CELL, WAIT, CauseFinding, Floats, of_the_least, steps_with, together
 from aorta.why.causes.losses.host_needs import within_host_needs
-from aorta.why.causes.losses.needless import idle_cores, lines_text, loop_of, needless_work
+from aorta.why.causes.losses.needless import idle_cores, lines_text, loop_of, memory_used, needless_work
 from aorta.why.causes.losses.parts import Parts, parts_of
 from aorta.why.causes.losses.program_code import (
     OWN,
@@ -47,7 +47,7 @@ from aorta.why.causes.losses.waiting import (
     uneven_batches,
     waiting,
 )
-from aorta.why.causes.program import blocks_launches, program_of
+from aorta.why.causes.program import blocks_launches, bytes_of_optimizers, program_of
 
 MIN_OTHER_STEPS = 3
 WORTH_SAYING = 0.1
@@ -86,6 +86,8 @@ COPIED = {
     "host": "memory of the host",
     "device": "the device's memory",
 }
+STATES = 4
+"""Of a parameter's bytes, with its gradient and two moments."""
 CALLS_THE_MODEL = 0.25
 """Of what slow steps are longer by, that is in a module: then it may be data for an update."""
 FEW_STEPS = 0.25
@@ -143,6 +145,8 @@ def findings(
     for finding in losses:
         if finding.kind == "copy":
             finding.facts |= _copied(judged, finding.mean_ms) | {"op": None}
+        if finding.kind == "optimizer":
+            finding.facts |= _offloaded(judged)
         finding.slow_steps = slow if finding.kind in SEEN else None
     losses = _whole_steps(losses, step_ms, account.global_step)
     losses = _one_of_small_messages(judged, losses, details)
@@ -371,6 +375,19 @@ def _copied(judged: Run, ms: float) -> dict[str, object]:
         "source": COPIED.get(source, source),
         "target": COPIED.get(target, target),
     }
+
+
+def _offloaded(judged: Run) -> dict[str, object]:
+    """How long copies of what FSDP keeps on the CPU take, and what is free of the device's memory; nothing
+    where it keeps nothing there, or the device has no room for it with some to spare."""
+    used, kinds = memory_used(judged), operations(judged.metrics, COPY_TIME)
+    if used is None or "offloaded" not in program_of(judged.record)[0]:
+        return {}
+    free = used.limit_bytes - used.peak_bytes
+    if STATES * bytes_of_optimizers(judged.record) / len(judged.ranks) > free / 2:
+        return {}
+    copied_ms = sum(judged.mean_of(of_operation(COPY_TIME, kind)) or 0.0 for kind in kinds)
+    return {"op": "offloaded", "copied_ms": copied_ms, "free_bytes": free}
 
 
 def _asked_for(judged: Run) -> dict[str, object]:
