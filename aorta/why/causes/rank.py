@@ -99,7 +99,7 @@ MOSTLY = 0.7
 """Of a loss, that slow steps must have for it to be theirs."""
 UNLIKE = 0.75
 """Mean over median below which it is not in all steps, as a loss in every second one."""
-LESS: tuple[CauseKind, ...] = ("program_code", "transfer", "wide_dtype", "small_units")
+LESS: tuple[CauseKind, ...] = ("program_code", "transfer", "wide_dtype", "small_units", "bubble")
 BY_IDLE_TIME: tuple[CauseKind, ...] = (
     "launch_bound",
     "synchronisation",

@@ -1044,5 +1044,7 @@ def test_more_micro_batches_are_weighed_against_the_host(tmp_path):
 
     cause = named(tmp_path / "run", stage)[0]
     assert cause.kind == "bubble"
-    assert "of the same size (a larger batch)" in cause.change
-    assert re.search(r"the host runs for 3\d.\d ms of a 6\d.\d ms step already", cause.change)
+    assert re.search(r"cut from the same batch, leave about 7.[45]\d ms of it", cause.change)
+    assert re.search(r"the host, which runs for 3\d.\d ms of a 6\d.\d ms step", cause.change)
+    assert "of the same size" in cause.change
+    assert cause.interval_ms[0] < 0.75 * cause.ms

@@ -413,7 +413,9 @@ def _bubble(run: Run, parts: Parts, exposed: Floats, taken: dict[str, Floats]) -
         if float(bare.mean()) > longest:
             longest = float(bare.mean())
             facts |= {"op": op, "op_ms": longest, "ideal_ms": float(ideal_ms.mean())}
-    return CauseFinding("bubble", np.minimum(waited, exposed), MOVING, facts=facts) if longest else None
+    ms = np.minimum(waited, exposed)
+    facts["quarter_ms"] = float(ms.mean()) / 4
+    return CauseFinding("bubble", ms, MOVING, facts=facts) if longest else None
 
 
 def _best_busbw(judged: Run) -> float:

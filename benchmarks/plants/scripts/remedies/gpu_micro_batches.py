@@ -1,6 +1,6 @@
 """
 cause: bubble|late_rank
-told: more micro-batches per step, of the same size
+told: 'more micro-batches per step: .* of the same size'
 device: cuda
 ranks: 2
 """
