@@ -230,7 +230,7 @@ def test_a_line_of_the_loop_is_one_with_what_it_makes_tensors_of(tmp_path, leaf,
     assert [cause.ms for cause in found] == ([] if ms is None else [pytest.approx(ms, rel=0.05)])
     for cause in found:
         assert (cause.kind, cause.line.text) == ("program_code", "main(), train.py:20")
-        assert cause.change.startswith("let augment(), straggler.py run once for all samples before training")
+        assert cause.change.startswith("let augment(), straggler.py run in a data set")
 
 
 def test_a_model_that_is_called_by_its_forward_is_not_beside_the_model(tmp_path):

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from aorta.account.cause import CauseKind
 from aorta.account.judge.cells import Account
 from aorta.account.judge.occasional import Occasions
+from aorta.account.judge.sites import sites_of
 from aorta.account.judge.stacks import (
     CALLED_OF_TORCH,
     MOST_RANKS,
@@ -167,6 +168,10 @@ def program_code(
         facts = {**who, "op": "" if _is_no_loss(paths) or not group[2] else "loop"}
         facts |= {"part_ms": float(ms.mean()), "origin": _libraries(paths), "group": (group, tuple(loops))}
         facts["runs"] = _called_in(paths, group[1]) if group[2] else None
+        if facts["origin"] == "values" and any(
+            row.moves == "an object" and (row.file, row.function) == group[:2] for row in sites_of(judged)
+        ):
+            facts["origin"] = "objects"
         kind: CauseKind = "program_code"
         if account.on_device and ms.mean() >= LARGE * account.mean_step_ms:
             lines = set().union(*map(_lines, samples, rows))

@@ -1,6 +1,6 @@
 """
 cause: program_code|between_steps
-told: do what .*own_loader.py:\d+ does once for all samples before training, or in a data set
+told: do what .*own_loader.py:\d+ does in a data set whose batches workers of a DataLoader make
 """
 
 import torch
