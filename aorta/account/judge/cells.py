@@ -543,13 +543,14 @@ def exposed_of(run: Run) -> Exposed | None:
         matched = matched[:, run.judged_steps]
         is_known = np.isfinite(matched)
         wait = np.minimum(positive(matched), exposed)
-    num_ranks = len(run.ranks)
+    num_ranks, split = len(run.ranks), wait
     if num_ranks > 1 and is_one_group(run):
         wait = np.maximum(wait, exposed - exposed.min(axis=0))
+        split = np.where(is_known, split, wait)
         is_known[:] = True
     caused = np.zeros_like(exposed)
     if num_ranks > 1 and is_known.any():
-        caused = _blame(run, exposed) * wait.sum(axis=0) / (num_ranks - 1)
+        caused = _blame(run, exposed, split, wait) / (num_ranks - 1)
     rest = exposed - wait
     lost = _lost(run, wait, BEHIND_WAITS)
     moving = np.clip(_lost(run, exposed, BEHIND_EXPOSED) - lost, 0.0, rest)
@@ -600,17 +601,17 @@ def has_point_to_point(judged: Run) -> bool:
     return any(kind.op in POINT_TO_POINT for kind in judged.collectives)
 
 
-def _blame(judged: Run, exposed: Floats) -> Floats:
-    """[rank, step]: shares of 1 of who came last; by arrival in steps where that is known, else by least
-    exposure."""
-    share = np.zeros_like(exposed)
-    share[np.argmin(exposed, axis=0), np.arange(exposed.shape[1])] = 1.0
-    arrivals = judged.arrivals
-    if arrivals is None:
-        return share
-    caused = arrivals.caused_ms[:, judged.judged_steps]
-    total = caused.sum(axis=0)
-    by_arrival = np.divide(caused, total, out=np.zeros_like(exposed), where=total > 0)
-    is_matched = arrivals.num_judged[:, judged.judged_steps].sum(axis=0) > 0
-    by_step: Floats = np.where(is_matched, by_arrival, share)
-    return by_step
+def _blame(judged: Run, exposed: Floats, split: Floats, wait: Floats) -> Floats:
+    """[rank, step]: waiting of all others for it. What matched collectives split belongs to who arrived last;
+    the rest, as of a broadcast, which leaves its source when it likes, to the rank that is least exposed."""
+    least = np.zeros_like(exposed)
+    least[np.argmin(exposed, axis=0), np.arange(exposed.shape[1])] = 1.0
+    arrivals, waited = judged.arrivals, split.sum(axis=0)
+    blamed: Floats = least * wait.sum(axis=0)
+    if arrivals is not None:
+        caused = arrivals.caused_ms[:, judged.judged_steps]
+        total = caused.sum(axis=0)
+        by_arrival = np.divide(caused, total, out=np.zeros_like(exposed), where=total > 0)
+        is_matched = arrivals.num_judged[:, judged.judged_steps].sum(axis=0) > 0
+        blamed += np.where(is_matched, by_arrival - least, 0.0) * waited
+    return blamed

@@ -76,8 +76,8 @@ class Samples:
         of_node = np.array([test(self.stacks.frames[frame]) for _, frame in self.stacks.nodes], dtype=bool)
         return of_node[self.rows[:, 5]] if len(self.rows) else np.zeros(0, dtype=bool)
 
-    def chosen(self, which: NDArray[np.bool_], factor: float = 1.0) -> "list[WeightedStack]":
-        """The samples that are meant, as stacks with ms of a step."""
+    def chosen(self, which: NDArray[np.bool_] | list[int], factor: float = 1.0) -> "list[WeightedStack]":
+        """The samples that are meant, by a mask or their rows, as stacks with ms of a step."""
         return [
             WeightedStack(self.stacks.path(int(row[5])), float(ms) * factor, DOING[int(row[3])])
             for row, ms in zip(self.rows[which], self.ms[which], strict=True)

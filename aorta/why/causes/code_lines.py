@@ -84,6 +84,8 @@ class Waits(NamedTuple):
 def line_of(finding: CauseFinding, judged: Run) -> CodeLine | None:
     """None where nothing was sampled, or the samples show no line with most of the loss."""
     at, op = finding.facts.get("at"), finding.facts.get("op")
+    if isinstance(at, CodeLine):
+        return at
     if isinstance(at, StackFrame):
         return _line_without_samples(at.file, at.line, at.function, at.text)
     made = "ddp_site" if finding.facts.get("origin") == "bucket" else "units_site"

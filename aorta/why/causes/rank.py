@@ -248,6 +248,13 @@ def _of_no_usual_step(cause: Cause, finding: CauseFinding, judged: Run, account:
             f"{subject}: {quantity(cause.ms, 'ms')} a step. The model is called there: data for an update of"
             " several optimizer steps, or a longer batch, is no loss; an evaluation can come less often."
         )
+    if finding.facts.get("op") == "threads" and line is not None:
+        facts = finding.facts
+        return (
+            f"The program sets torch's threads itself, in {line.text}: {facts['threads']} in each process, of"
+            f" {facts['whole_cores']} cores. Where nothing else is to have them, {facts['enough']}"
+            f" threads save {quantity(cause.ms, 'ms')} of a step."
+        )
     if sends_own_data(calls := waiting_calls(finding, judged), judged):
         return (
             f"{subject}: {quantity(cause.ms, 'ms')} a step; {waits_text(calls)}, and that function gives it"
@@ -378,11 +385,14 @@ def _with(larger: Cause, cause: Cause) -> Cause:
 
 
 def _place(cause: Cause, named: list[Cause]) -> tuple[float, bool]:
-    """The largest first; but a bubble behind unequal stages, whose part of it is known, and a rank whose host
-    launches late behind what all ranks lose, where that is of its size."""
+    """The largest first; but what more cores would save behind a rank that is waited for, a bubble behind
+    unequal stages, whose part of it is known, and a rank whose host launches late behind what all ranks lose,
+    where that is of its size."""
     most_ms = math.inf
     if cause.kind == "bubble":
         most_ms = min((one.ms for one in named if one.kind == "late_rank"), default=math.inf)
+    if cause.kind == "core_taken" or cause.change.startswith("torch.set_num_threads"):
+        most_ms = min((one.ms for one in named if one.is_waited_for), default=math.inf)
     if cause.kind == "late_rank" and any(text.startswith("launches:") for text in cause.evidence):
         known = [one.ms for one in named if not one.is_waited_for]
         most_ms = min((ms for ms in known if ms >= ECHO * cause.ms), default=math.inf)

@@ -344,7 +344,7 @@ def fact_texts(finding: CauseFinding, judged: Run, step: float, path: str) -> di
     for name, value in finding.facts.items():
         if isinstance(value, str):
             texts[name] = value
-        elif value is None or isinstance(value, (bool, tuple, StackFrame)):
+        elif value is None or isinstance(value, (bool, tuple, StackFrame, CodeLine)):
             continue
         elif name == "bytes" or name.endswith("_bytes"):
             texts[name] = byte_text(value)

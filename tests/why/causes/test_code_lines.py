@@ -70,6 +70,25 @@ def test_a_thread_that_holds_the_interpreter_s_lock_on_one_rank_is_named(tmp_pat
     assert "lock" not in first_cause(folder).headline
 
 
+@pytest.mark.parametrize("op", ["broadcast", "all_reduce"])
+def test_a_rank_is_late_by_what_it_alone_is_in_while_the_others_wait_in_any_collective(tmp_path, op):
+    """Rank 0 works 8 ms longer before a broadcast, and rank 1 comes 1 ms later to what follows."""
+
+    def make(rank, step, noise):
+        host = Host().work(8.0 if rank == 0 else 0.01).work(20.0)
+        return host.comm(2.0 if rank == 0 else 10.0, op).work(6.0 + rank).comm(2.0 - rank)
+
+    folder = run_of(tmp_path, make)
+    for rank in (0, 1):
+        own = ("augment", "rest", "runs", 8.0) if rank == 0 else ("model", "communication", "sleeps", 8.0)
+        write_stacks(folder, rank, COMMON, own)
+    cause = first_cause(folder)
+    assert (cause.kind, cause.rank, cause.line.text) == ("late_rank", 0, "augment(), straggler.py:5")
+    assert cause.ms == pytest.approx(8.0, rel=0.05)
+    assert cause.change.startswith("rank 0 alone does augment(), straggler.py:5, and the others wait")
+    assert "meanwhile these are in" in " ".join(cause.evidence)
+
+
 def test_data_loading_is_named_with_the_line_that_loads(tmp_path):
     def slow_loader(rank, step, noise):
         return Host().work(9.0, "data").work(30.0 * noise.gauss(1, 0.01)).comm(2.0)

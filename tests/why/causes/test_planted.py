@@ -415,24 +415,34 @@ def test_padding_whose_targets_are_ignored_is_not_told_twice(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("threads", "cores", "workers", "ms"),
-    [(1, 4, 0, 9.8), (2, 4, 0, None), (1, 3, 0, None), (1, 4, 1, None), (1, None, 0, None)],
-    ids=["half", "all", "one-is-no-more-a-rank", "workers-have-them", "nobody-counted-them"],
+    ("threads", "cores", "workers", "set_at", "ms"),
+    [
+        pytest.param(1, 4, 0, None, 9.8, id="half"),
+        pytest.param(2, 4, 0, None, None, id="all"),
+        pytest.param(1, 3, 0, None, None, id="one-is-no-more-a-rank"),
+        pytest.param(1, 4, 1, None, None, id="workers-have-them"),
+        pytest.param(1, None, 0, None, None, id="nobody-counted-them"),
+        pytest.param(1, 4, 0, ("a.py", 7), None, id="as-the-program-says"),
+    ],
 )
-def test_cores_that_idle_cost_their_part_of_what_operators_compute(tmp_path, threads, cores, workers, ms):
+def test_cores_that_idle_cost_their_part_of_what_operators_compute(
+    tmp_path, threads, cores, workers, set_at, ms
+):
     """Two ranks, 30 ms of compute: 80 operators of 25 us are not divided, 0.7 of half of the rest is lost."""
     at = StackFrame("a.py", 3, "Net.forward", True)
     line = LineOfWork(
         at=at, operators=80, flops=1.0, bytes=1.0, forward_flops=1.0, forward_bytes=1.0, handed_bytes=0.0
     )
-    modes = {"num_threads": threads, "num_whole_cores": cores, "threads_at": ("a.py", 7)}
+    modes = {"num_threads": threads, "num_whole_cores": cores, "threads_at": set_at}
     run = run_record(2, work=WorkOfStep(flops=1.0, lines=[line]))
     run.program = {"modes": modes, "loaders": [{"num_workers": workers}]}
-    causes_of = found(tmp_path / "run", lambda rank, step, noise: plain(noise), run)
-    assert [cause.ms for cause in causes_of] == ([] if ms is None else [pytest.approx(ms, rel=0.01)])
-    for cause in causes_of:
-        assert "set_num_threads(2)" in cause.change
-        assert cause.line.text == "a.py:7"
+    folder = run_of(tmp_path / "run", lambda rank, step, noise: plain(noise), run)
+    told = found_causes(judge(load_run(folder, "run")))
+    assert [cause.ms for cause in told.listed] == ([] if ms is None else [pytest.approx(ms, rel=0.01)])
+    assert all("set_num_threads(2)" in cause.change for cause in told.listed)
+    assert ["a.py:7: 1 thread in each process, of 4 cores" in text for text in told.no_loss] == (
+        [True] if set_at else []
+    )
 
 
 def test_a_loop_between_the_model_and_its_loss_costs_what_was_timed(tmp_path):

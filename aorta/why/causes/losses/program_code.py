@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aorta.account.cause import CauseKind
-from aorta.account.judge.cells import Account
+from aorta.account.judge.cells import Account, has_point_to_point
 from aorta.account.judge.occasional import Occasions
 from aorta.account.judge.sites import sites_of
 from aorta.account.judge.stacks import (
@@ -25,6 +25,7 @@ from aorta.account.judge.stacks import (
     MOST_RANKS,
     Samples,
     WeightedStack,
+    heaviest,
     innermost,
     is_a_loss,
     is_of_torch,
@@ -33,9 +34,10 @@ from aorta.account.judge.stacks import (
 )
 from aorta.account.load.rank.phases import PREFIX
 from aorta.account.model import Run
+from aorta.account.rows import of_the_others
 from aorta.records.schema import NO_CALL, NO_OPTIMIZER, HostKind
 from aorta.records.stacks import StackFrame, StackPhase
-from aorta.why.causes.finding import CauseFinding, Floats, of_the_least
+from aorta.why.causes.finding import CauseFinding, Floats, of_one_rank, of_the_least
 from aorta.why.causes.losses.parts import WORK, beside_others, work_ms_of
 from aorta.why.causes.program import noted_program, program_of
 
@@ -77,6 +79,8 @@ WHERE = re.compile(r" in (.+):(\d+)$")
 """File and line of a noted wait: 'item in train.py:88'."""
 LEAST = 0.02
 """Of a step."""
+ALSO_OTHERS = 0.25
+"""Of what one rank is in, up to which it is the rank's alone though others are seen there."""
 STRETCHES = 8
 """Of the run, whose spread gives the interval."""
 TRACEBACKS = (
@@ -365,6 +369,47 @@ def _not_waiting(
     return idle / total if total > 0 else 1.0
 
 
+def own_of_rank(judged: Run, account: Account) -> CauseFinding | None:
+    """What one rank's thread on a CPU is in and hardly any other's, while these wait for it in any phase and
+    any collective, also in one that is not split by arrival, as the broadcast of DDP's buffers."""
+    whole, num_ranks = judged.whole or judged, len(judged.ranks)
+    samples = samples_of_ranks(whole, timed_samples_of)
+    if account.on_device or has_point_to_point(judged) or not 2 <= len(samples) == min(num_ranks, MOST_RANKS):
+        return None
+    loops = {function for one in samples for function in _loops(one)}
+    blocks: dict[Group | None, list[list[int]]] = defaultdict(lambda: [[] for _ in samples])
+    waits, only = [], [list[int]() for _ in samples]
+    for number, one in enumerate(samples):
+        waiting = one.in_phase("communication") | (one.that("sleeps") & one.leaf_in("torch"))
+        waits.append(np.flatnonzero(one.is_judged & waiting).tolist())
+        own = one.is_judged & ~waiting & ~one.in_phase("data", "checkpoint", "evaluation")
+        for row in np.flatnonzero(own).tolist():
+            path = one.stacks.path(int(one.rows[row, 5]))
+            blocks[_group_of(path, loops, with_model=True)[1]][number].append(row)
+    for block, rows in blocks.items():
+        share = _shares(samples, rows)[0]
+        worst = int(share.argmax())
+        is_others = of_the_others(share[:, None])[worst, 0] > ALSO_OTHERS * share[worst]
+        if block is not None and not is_others and not _are_alike(samples, rows):
+            only[worst] += rows[worst]
+    own_part, waited = _shares(samples, only)[0], _shares(samples, waits)[0]
+    worst = int(own_part.argmax())
+    longer = float(of_the_others(waited[:, None])[worst, 0] - waited[worst])
+    line = heaviest(samples[worst].chosen(only[worst]))
+    if line is None or len(only[worst]) < FEWEST or longer < own_part[worst] / 2:
+        return None
+    others = [(one, rows) for one, rows in zip(samples, waits, strict=True) if one is not samples[worst]]
+    waited_in = heaviest([stack for one, rows in others for stack in one.chosen(rows)])
+    ms = _common([samples[worst]], [only[worst]], account, _places(whole, account))
+    facts: dict[str, Any] = {"who": f"rank {judged.ranks[worst]}", "op": "own", "own_ms": float(ms.mean())}
+    facts["at"] = line
+    facts["waited_ms"] = longer * account.mean_step_ms
+    facts["waited_in"] = None if waited_in is None else f"{waited_in.calls} ({waited_in.text})"
+    ms *= min(longer / own_part[worst], 1.0)
+    takes = of_one_rank(num_ranks, *CPU_CELLS)
+    return CauseFinding("late_rank", ms, takes, facts, rank=judged.ranks[worst], by_stretch=True)
+
+
 def _innermost_line(samples: Samples, row: int) -> Line:
     """Of the program, in a sample that is in its code."""
     frame = innermost(samples.stacks.path(int(samples.rows[row, 5])))
@@ -492,15 +537,17 @@ def _called_in(paths: list[list[StackFrame]], loop: str) -> str | None:
     return next((name for name, num in called.most_common(1) if num >= FEWEST), None)
 
 
-def _group_of(path: list[StackFrame], loops: set[Function]) -> tuple[Group | None, Group | None]:
-    """A line of the loop, and what it calls or the line itself; None of neither, and of the model, which some
-    call by its forward()."""
+def _group_of(
+    path: list[StackFrame], loops: set[Function], with_model: bool = False
+) -> tuple[Group | None, Group | None]:
+    """A line of the loop, and what it calls or the line itself; None of neither, and but with_model of the
+    model, which some call by its forward()."""
     own = [frame for frame in path if frame.is_program]
     if not own or is_a_loss(path[-1]) or (path[-1].file, path[-1].function) == ("torch", EMPTY_CACHE):
         return None, None
     inside = [place for place, frame in enumerate(own) if (frame.file, frame.outer_function) in loops]
     called = own[inside[-1] + 1 :] if inside else own
-    if any(_name(frame) == "forward" for frame in called):
+    if not with_model and any(_name(frame) == "forward" for frame in called):
         return None, None
     frame = own[inside[-1]] if inside else own[0]
     line = (frame.file, frame.outer_function, frame.line) if inside else None

@@ -36,6 +36,7 @@ from aorta.account.rows import of_the_others, positive
 from aorta.records.schema import UNLIKE
 from aorta.why.causes.finding import ANY_CELL, WAIT, CauseFinding, Floats, of_one_rank, steps_with
 from aorta.why.causes.losses.parts import Parts, longest_of
+from aorta.why.causes.losses.program_code import own_of_rank
 
 IN_TURN = "different ranks in turn"
 ASLEEP = "host asleep within the step"
@@ -143,6 +144,11 @@ def waiting(judged: Run, parts: Parts, exposed: Exposed) -> Iterator[CauseFindin
     if parts.data_waits_ms.any():  # of these the rank that loads longest is no reason
         longest = longest_of(parts.account.cells["data"])
         left[longest] = positive(left[longest] - of_the_others(parts.data_waits_ms)[longest])
+    own = own_of_rank(judged, parts.account)
+    if own is not None and own.rank is not None:
+        row = ranks.index(own.rank)
+        left[row] = positive(left[row] - own.ms)
+        yield own
     yield from _starved_rank(judged, parts, left)
     for name, kind in PART_KINDS:
         by_rank = parts.ms_by_kind.get(name)
