@@ -45,7 +45,8 @@ def stale(path: Path) -> Iterator[str]:
 
 def stale_in_tree(tree: ast.AST, place: str, first_line: int) -> Iterator[str]:
     modules: dict[str, str] = {}
-    for node in ast.walk(tree):
+    nodes = [*ast.walk(tree)]
+    for node in nodes:
         if isinstance(node, ast.ImportFrom) and node.level == 0 and is_own(node.module):
             assert node.module is not None
             for alias in node.names:
@@ -60,7 +61,7 @@ def stale_in_tree(tree: ast.AST, place: str, first_line: int) -> Iterator[str]:
                     yield f"{place}:{first_line + node.lineno}: there is no {alias.name}"
         elif isinstance(node, ast.Constant) and isinstance(node.value, str):
             yield from stale_in_text(node.value, place, first_line + node.lineno)
-    for node in ast.walk(tree):
+    for node in nodes:
         if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id in modules:
             name = f"{modules[node.value.id]}.{node.attr}"
             if not node.attr.startswith("__") and not exists(name) and not rebound(tree, node.value.id):

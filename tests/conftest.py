@@ -77,9 +77,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers() -> int:
-    """Workers of -n auto. Many tests have two ranks of their own, and tests must not meet on a GPU."""
+    """Workers of -n auto: one more than cores, since tests of hangs, browsers and processes mostly wait; few,
+    since many tests have two ranks of their own; none on GPUs, where tests must not meet."""
     has_gpu = Path("/dev/kfd").exists() or Path("/dev/nvidiactl").exists()
-    return 0 if has_gpu else min(2, os.cpu_count() or 1)
+    return 0 if has_gpu else min(3, (os.cpu_count() or 1) + 1)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

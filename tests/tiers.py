@@ -47,7 +47,16 @@ LONGEST = (
     "queues/workloads/test_order.py",
     "attach/test_loops.py",
     "why/causes/test_planted.py",
-    "queues/test_ranks.py",
+    "account/load/test_columns_beside_lines.py",
+    "attach/test_flops.py",
+    "device/native/test_kernel_sources.py",
+    "config/test_every_setting_is_read.py",
+    "attach/test_bootstrap.py",
+    "benchmarks/test_attached_cost.py",
+    "benchmarks/test_remedies.py",
+    "projection/test_anchor.py",
+    "check/test_fsdp2_orders.py",
+    "test_structure.py",
 )
 """Modules that take over five seconds of CPU with the processes they start."""
 FIRST = {module: turn for turn, module in enumerate(WAIT + LONGEST)}
