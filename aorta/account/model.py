@@ -38,7 +38,6 @@ Verdict = Literal["better", "worse", "different", "same", "cannot tell", "not ju
 matters, whatever the rest of the interval."""
 
 Direction = Literal["lower", "higher", "neither"]
-"""Direction in which a metric gets better."""
 
 
 class Statistic(msgspec.Struct, frozen=True):
@@ -240,7 +239,6 @@ class Run(msgspec.Struct, frozen=True):
     num_warmup: int = 0
     """Steps at the beginning that are not judged (aorta.account.judge.judged), 0 of a run as it was read."""
     warmup_rule: str = ""
-    """The rule in words."""
     statistics: dict[str, Statistic] = msgspec.field(default_factory=dict)
     """Per metric over the judged steps; of a run as it was read empty, as collective_rows."""
     collective_rows: list[CollectiveRow] = msgspec.field(default_factory=list)
@@ -325,8 +323,6 @@ class ConfidenceInterval(msgspec.Struct, frozen=True):
 
 
 class MetricComparison(msgspec.Struct, frozen=True):
-    """Comparison of one metric of the candidate with the reference."""
-
     name: str
     unit: str
     """ms, GB/s, bytes, or '' (a ratio or a count)."""
@@ -341,7 +337,6 @@ class MetricComparison(msgspec.Struct, frozen=True):
     """candidate - reference, in unit."""
     difference_interval: ConfidenceInterval | None
     p_value: float | None
-    """p-value of this metric alone."""
     p_adjusted: float | None
     """Of parts of the step, after allowing for all of them (Holm); of the main metric as p_value."""
     verdict: Verdict
@@ -410,7 +405,6 @@ class Comparison(msgspec.Struct, frozen=True):
     reference: str
     candidate: str
     headline: str
-    """The answer in one line."""
     scope: str
     """Scope of the verdict: these two runs only, or runs like these."""
     differences: list[SettingDifference]
@@ -464,7 +458,6 @@ class Causes(msgspec.Struct, frozen=True):
     no_loss: list[str] = []
     """Sentences of what takes time, and no change mends in the usual step."""
     empty_text: str = ""
-    """Text to show if there is none."""
     whatifs: WhatIfs | None = None
     """What-ifs of the run's traces; None if it has none."""
     title: str = ""
@@ -483,7 +476,6 @@ class Report(msgspec.Struct, frozen=True):
     """Datasets by label, in the order given."""
     comparison: Comparison | None
     summary: dict[str, Any]
-    """Content of summary.json."""
     causes: dict[str, Causes] = msgspec.field(default_factory=dict)
     """Causes by label; empty if the report was made without looking for them."""
 

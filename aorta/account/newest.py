@@ -27,8 +27,6 @@ from aorta.timeline.statistics import warmup_steps
 
 @dataclass(frozen=True, slots=True)
 class LastStep:
-    """The newest step of a rank."""
-
     global_step: int
     world_size: int
     end_unix_ns: int

@@ -178,7 +178,6 @@ class HazardCheck:
         self.order.wait(0, self.order.now(self._number(stream)))
 
     def synchronize_event(self, event: Hashable) -> None:
-        """Let the host wait for an event."""
         recorded = self._events.get(event)
         for moment in self._evicted if recorded is None else [recorded.moment]:
             self.order.wait(0, moment)
@@ -478,7 +477,6 @@ def _accesses(ends: dict[int, int]) -> list[Access]:
 
 
 def play(entries: Iterable[Entry], check: HazardCheck) -> HazardCheck:
-    """Play a log to a check, and return it."""
     for name, *arguments in entries:
         getattr(check, name)(*arguments)
     return check

@@ -22,7 +22,6 @@ class Touch(NamedTuple):
 
     stream: int
     number: int
-    """Number of the operation in its stream."""
     site: Any
     owner: int
     """Number of the allocation that the bytes belonged to."""
@@ -133,7 +132,6 @@ class Segments:
         self.reads += later.reads
 
     def forget_streams(self, streams: set[int]) -> None:
-        """Forget the accesses of some streams."""
         for i, write in enumerate(self.writes):
             if write is not None and write.stream in streams:
                 self.writes[i] = None
@@ -141,7 +139,6 @@ class Segments:
                 self.reads[i] = {s: touch for s, touch in self.reads[i].items() if s not in streams}
 
     def forget(self) -> None:
-        """Forget all."""
         self.starts, self.ends, self.writes, self.reads = [], [], [], []
 
     def _cut(self, at: int) -> None:

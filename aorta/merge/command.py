@@ -44,8 +44,6 @@ _SUFFIXES = (".db", ".sqlite", ".sqlite3", ".json", ".json.gz")
 
 @dataclass(frozen=True, kw_only=True)
 class Merged:
-    """The result of one trace."""
-
     rank: int
     check: WindowCheck
     source: str

@@ -195,7 +195,6 @@ def quantity(value: float | None, of_unit: str, *, sign: bool = False) -> str:
 
 
 def percent(share: float | None, *, sign: bool = False, digits: int = 0) -> str:
-    """A share of 1 in percent."""
     return numbers.percent(share, sign=sign, digits=digits, minus=MINUS)
 
 
@@ -329,7 +328,6 @@ def cell_mark(name: str) -> str:
 
 
 def swatch(mark: str) -> Markup:
-    """A fill beside its name."""
     return tag("svg", bar(0, 100, mark, 0, 12), class_="swatch", aria_hidden="true")
 
 

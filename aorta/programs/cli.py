@@ -219,6 +219,5 @@ def _program_of(path: str) -> Program:
 
 
 def print_result(as_json: bool, result: msgspec.Struct, text: Callable[[], str]) -> None:
-    """Print the result as one JSON object, or as text."""
     with output_of_verdict():
         click.echo(msgspec.json.format(msgspec.json.encode(result)).decode() if as_json else text())

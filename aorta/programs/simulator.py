@@ -64,8 +64,6 @@ class Costs:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Machine:
-    """Hardware that the streams run on."""
-
     num_queues: int | None = None
     """Number of hardware queues; None: one for every stream."""
     model: QueueModel = "start-order"
@@ -163,7 +161,6 @@ class _Packet:
     work_us: float = 0.0
     waits_for: "_Packet | None" = None
     before: "_Packet | None" = None
-    """The packet before this one in the stream."""
     ready_us: float | None = None
     """Time at which nothing before it was left."""
     is_done: bool = False
@@ -271,7 +268,6 @@ class _Device:
             self.queues[queue_of[packet.stream]].packets.append(packet)
         self.compute = [packet for packet in packets if packet.is_compute]
         self.num_started = 0
-        """Number of compute kernels that have started."""
         self.running: list[tuple[_Packet, float]] = []
         """Running kernels, each with the work that is left, µs alone."""
         self.open: list[_Packet] = []

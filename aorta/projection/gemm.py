@@ -44,8 +44,6 @@ Array = NDArray[np.float64]
 
 
 class GemmSize(msgspec.Struct, frozen=True):
-    """A checked problem."""
-
     m: int
     n: int
     k: int

@@ -160,8 +160,6 @@ MEASURED_FAMILIES = frozenset(
 
 
 class Widening(NamedTuple):
-    """A reason for a wider interval."""
-
     reason: str
     width: float
     """Logarithm that it stands for alone."""

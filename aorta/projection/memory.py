@@ -126,7 +126,6 @@ class _RankParams(NamedTuple):
     ends: float
     """Part of dense: embedding and output."""
     largest: float
-    """Largest transient of one layer."""
     layers: int
 
 

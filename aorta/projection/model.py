@@ -118,7 +118,6 @@ class ExpertShape(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
     @property
     def shared_width(self) -> int:
-        """Width of all shared experts together."""
         return self.shared_ffn or self.num_shared * self.ffn
 
 
@@ -156,7 +155,6 @@ class Model(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     layer_norm: bool = False
     """Norms that subtract the mean and have a bias."""
     linear_bias: bool = False
-    """Biases in all linear layers of the blocks."""
     norms_per_layer: int = 2
     """4 where the outputs of attention and feed-forward are normed as well."""
     positions: Literal["rotary", "learned", "other"] = "rotary"
@@ -312,7 +310,6 @@ class Model(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
     @property
     def expert_params(self) -> int:
-        """Parameters of one expert."""
         if self.experts is None:
             return 0
         width = self.experts.latent or self.hidden

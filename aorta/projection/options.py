@@ -130,8 +130,6 @@ CLOCK_OPTION: tuple[Callable[[Any], Any], ...] = (
 
 
 def _name(option: Callable[[Any], Any]) -> str:
-    """The parameter that an option sets."""
-
     def command() -> None: ...
 
     return str(option(command).__click_params__[0].name)

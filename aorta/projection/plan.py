@@ -382,7 +382,6 @@ def check_count(name: str, count: int, maximum: int = MOST, least: int = 1) -> N
 
 
 def layout_text(plan: Plan) -> str:
-    """The plan on one line."""
     axes = " ".join(
         f"{axis}{getattr(plan, axis)}"
         for axis in ("dp", "tp", "pp", "vpp", "cp", "ep")

@@ -187,7 +187,6 @@ def _collectives(projection: Projection, pricer: Pricer) -> list[CollectiveRecor
 
 
 def _record_of_rank(record: StepRecord, rank: int, pricer: Pricer) -> StepRecord:
-    """The record of the step with the groups that the rank belongs to."""
     collectives = record.collectives
     if collectives is not None:
         groups = {collective.group: group_of(rank, collective.group, pricer) for collective in collectives}
@@ -198,7 +197,6 @@ def _record_of_rank(record: StepRecord, rank: int, pricer: Pricer) -> StepRecord
 
 
 def group_of(rank: int, axis: str, pricer: Pricer) -> list[int]:
-    """Ranks of the group of one axis that a rank is in."""
     size, stride = pricer.plan.mesh_axis(axis)
     first = rank - rank // stride % size * stride
     return [first + member * stride for member in range(size)]

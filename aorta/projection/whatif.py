@@ -25,8 +25,6 @@ INSTEAD = {
 
 
 class Job(NamedTuple):
-    """A job: everything that a projection reads."""
-
     model: Model
     plan: Plan
     hardware: Hardware

@@ -48,8 +48,6 @@ class DeviceWork:
 
 @dataclass(frozen=True)
 class CorrectnessCheck:
-    """Outcome of validate_correctness."""
-
     ok: bool
     detail: str
     """Comparison made, and the largest error; names the fault where there is one."""

@@ -71,8 +71,6 @@ Rows = NDArray[np.void]
 
 
 class LaunchedKernel(NamedTuple):
-    """One communication kernel of a step."""
-
     op: str
     row: int
     """The caller's number for it."""

@@ -65,12 +65,10 @@ def union(a: Intervals) -> Intervals:
 
 
 def intersect(a: Intervals, b: Intervals) -> Intervals:
-    """Time in both."""
     return intersect_normalised(union(a), union(b))
 
 
 def subtract(a: Intervals, b: Intervals) -> Intervals:
-    """Time in a and not in b."""
     return subtract_normalised(union(a), union(b))
 
 

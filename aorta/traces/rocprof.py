@@ -138,7 +138,6 @@ def _stream_labels(columns: Columns) -> tuple[tuple[str, ...], NDArray[np.int32]
 
 
 def _dispatch_gaps(numbers: Sequence[int], location: str) -> int:
-    """Number of dispatches that are missing from the sequence of their numbers."""
     try:
         unique = np.unique(np.array([number for number in numbers if number > 0], dtype=np.int64))
     except OverflowError as error:

@@ -122,7 +122,6 @@ class Source:
         *,
         rules: Sequence[CommRule] = COMM_RULES,
     ) -> RankTrace:
-        """Trace of one rank."""
         if rank not in self.files:
             raise TraceError(f"{self.path} holds no rank {rank}; it has {_list(self.ranks)}")
         file = self.files[rank]

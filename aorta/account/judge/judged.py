@@ -364,7 +364,6 @@ OF_CALLS = ("duration_ms", "transfer_ms", "wait_ms", "busbw_gb_s", "count", "byt
 
 
 def why_missing(dataset: Dataset, name: str) -> str:
-    """Reason why the dataset has no statistic of this name."""
     if is_unlike(dataset.runs, name):
         return "not the same thing in all of its runs: ranks were matched in some of them only"
     return missing(dataset.first).get(name) or not_given(dataset.first, name)

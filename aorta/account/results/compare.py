@@ -30,8 +30,6 @@ on a busy machine by far more."""
 
 
 class Compared(msgspec.Struct, frozen=True, kw_only=True):
-    """One metric of one configuration."""
-
     configuration: dict[str, Value]
     metric: str
     unit: str

@@ -156,8 +156,6 @@ class Scaling(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Setting(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Machine and software of a run."""
-
     platform: DeviceKind
     devices: list[dict[str, Any]]
     world_size: int
@@ -227,7 +225,6 @@ def check_output(path: Path, overwrite: bool = False) -> None:
 
 
 def streams_of(configuration: dict[str, Value]) -> int:
-    """The number of streams of a point."""
     count = configuration["streams"]
     assert isinstance(count, int)
     return count

@@ -126,7 +126,6 @@ def refuse_long_multiply(problem: Problem, device: torch.device) -> None:
 
 
 Make = Callable[[StrategyBench], Strategy]
-"""Function that makes a strategy for a bench."""
 
 
 @dataclass(frozen=True)

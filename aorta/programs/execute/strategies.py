@@ -142,7 +142,6 @@ class Serial(Strategy):
             self.communicate()
 
     def communicate(self) -> None:
-        """Submit the collective alone."""
         operands, group = self.bench.operands, self.bench.group
         match self.bench.problem.op:
             case "ag_gemm":
@@ -153,7 +152,6 @@ class Serial(Strategy):
                 self.bench.submit(lambda: all_reduce(self.out, group))
 
     def multiply(self) -> None:
-        """Submit the multiply alone."""
         operands = self.bench.operands
         a, out = (self.between, self.out) if self.bench.problem.gathers else (operands.a, self.between)
         self.bench.submit(lambda: torch.mm(a, operands.w, out=out))

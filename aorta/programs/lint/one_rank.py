@@ -20,8 +20,6 @@ from aorta.programs.lint.ranks import rank_mismatches
 
 
 class Instruction(msgspec.Struct, frozen=True, kw_only=True):
-    """One instruction of a chain."""
-
     text: str
     stream: str
     line: int

@@ -35,8 +35,6 @@ class Change(NamedTuple):
 
 
 class Form(NamedTuple):
-    """A way to write a change."""
-
     pattern: re.Pattern[str]
     example: str
     meaning: str
