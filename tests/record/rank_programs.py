@@ -286,12 +286,12 @@ def works_that_nobody_waits_for(folder: str) -> tuple[int, float]:
 
 
 def a_stall_is_seen(folder: str) -> list[dict[str, Any]]:
-    """Rank 1 comes 0.2 s late to the second step's all-reduce."""
+    """Rank 1 comes 0.4 s late to the second step's all-reduce."""
     with aorta.instrument(folder) as recorder:
         for step in range(2):
             with recorder.step():
                 if step == 1 and dist.get_rank() == 1:
-                    time.sleep(0.2)
+                    time.sleep(0.4)
                 _all_reduce()
     return [line["overlap"] for line in records(folder, dist.get_rank())]
 
@@ -634,7 +634,7 @@ def what_many_steps_leave(folder: str) -> dict[str, list[int]]:
 
 
 def waits_through_futures(folder: str) -> dict[str, dict[str, Any]]:
-    """Rank 0 stands still 0.2 s for rank 1 in each way to wait for a future; the overlap of each step."""
+    """Rank 0 stands still 0.4 s for rank 1 in each way to wait for a future; the overlap of each step."""
 
     def all_reduce() -> Any:
         work = dist.all_reduce(torch.ones(2), async_op=True)
@@ -673,7 +673,7 @@ def waits_through_futures(folder: str) -> dict[str, dict[str, Any]]:
             dist.barrier()
             with recorder.step():
                 if dist.get_rank() == 1:
-                    time.sleep(0.2)
+                    time.sleep(0.4)
                 way()
     lines = records(folder, dist.get_rank())
     return {
