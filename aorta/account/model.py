@@ -261,7 +261,6 @@ class Run(msgspec.Struct, frozen=True):
 
     @property
     def judged_steps(self) -> slice:
-        """Columns of the judged steps in every array."""
         return slice(self.num_warmup, None)
 
     def values(self, metric: str) -> NDArray[np.float64]:
@@ -371,7 +370,6 @@ class StepWork(msgspec.Struct, frozen=True):
 
     @property
     def ratio(self) -> float:
-        """candidate / reference"""
         return self.candidate / self.reference
 
 

@@ -160,7 +160,6 @@ def _mean(values: Iterable[float | None]) -> float | None:
 
 
 def _both(recorded: list[StepRecord], shown: list[StepRecord]) -> list[StepRecord]:
-    """The shown steps among the recorded ones, in order."""
     return [one for _, one in sorted({key_of(record): record for record in [*recorded, *shown]}.items())]
 
 

@@ -188,7 +188,6 @@ class HazardCheck:
             self.order.wait(0, self.order.now(x))
 
     def begin_step(self, number: int) -> None:
-        """Say which step the following operations belong to."""
         self.step = number
 
     # -- memory --------------------------------------------------------------------------------

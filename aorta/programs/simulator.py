@@ -116,7 +116,6 @@ def simulate(program: Program, costs: Costs, machine: Machine | None = None, ran
 
 
 def duration_us(ran: list[Ran]) -> float:
-    """Time from the first instruction to the end of the last kernel."""
     return max((kernel.end_us for kernel in ran), default=0.0)
 
 
@@ -394,5 +393,4 @@ class _Device:
 
 
 def _stream_is_at(packet: _Packet) -> bool:
-    """True if everything before the packet in its stream is done."""
     return packet.before is None or packet.before.is_done

@@ -61,7 +61,6 @@ class GemmSize(msgspec.Struct, frozen=True):
 
     @property
     def bytes_read(self) -> float:
-        """A and B once."""
         return dtype_bytes(self.dtype) * self.batch * (self.m * self.k + self.k * self.n)
 
     @property

@@ -216,7 +216,6 @@ class Model(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
     @cached_property
     def layer_kinds(self) -> tuple[str, ...]:
-        """The kind of every layer, one of KINDS."""
         return tuple(map(self.layer_kind, range(self.num_layers)))
 
     @property

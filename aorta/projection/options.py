@@ -161,7 +161,6 @@ SEARCH_OPTIONS = tuple(option for option in PLAN_OPTIONS if _name(option) not in
 
 
 def options(*groups: tuple[Callable[[Any], Any], ...]) -> Callable[[Decorated], Decorated]:
-    """Groups of options on one command, in order."""
     return option_group(*(option for group in groups for option in group))
 
 

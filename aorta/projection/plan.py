@@ -172,7 +172,6 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
     @property
     def low_precision(self) -> bool:
-        """Linear layers multiply in a type that operands are converted to first."""
         return self.dtype in ("fp8", "fp4")
 
     @property

@@ -44,7 +44,6 @@ class StepHandle:
 
     @property
     def step(self) -> RecordedStep:
-        """Notes of the step."""
         return self._step
 
     def drop(self) -> None:

@@ -33,7 +33,6 @@ class PhaseMemory:
         self._num_reads = 0
 
     def begin_step(self, step: RecordedStep, index: int) -> None:
-        """The step begins on this device."""
         if step.left_out is not None:
             self._step = self._last = None
             return
@@ -43,7 +42,6 @@ class PhaseMemory:
         self._step, self._peaks, self._num_reads = step, [0, 0, 0], 0
 
     def ends(self, phase: int, step: RecordedStep | None) -> None:
-        """A phase of the step ends here."""
         if step is None or step is not self._step or self._num_reads >= MOST_READS:
             return
         if step.thread == threading.get_ident():

@@ -79,7 +79,6 @@ class ProfilerWindow:
         self._profiler: profile | None = None
 
     def __enter__(self) -> Self:
-        """Start the profiler, in the settings' schedule."""
         settings = self._settings
         if settings.enabled:
             if not (settings.tensorboard or self._writes_chrome):
@@ -274,7 +273,6 @@ class RequestedCapture:
         return self._plan is not None
 
     def close(self) -> None:
-        """Write what was being traced."""
         self._closing.set()
         if self._profiler is not None and self._plan is not None:
             self._end(self._plan)

@@ -71,7 +71,6 @@ class Recorder:
         self._sampling = Sampling(settings.limit)
         self._sampling.own_threads_ns = own_threads_ns
         self.steps = OpenSteps(self.journal, self._sampling, self._sources)
-        """The steps that are open, for the handles of steps."""
         self.steps.open_clock = self._open_clock
         self._sources.phase_memory.near = self._near_memory_limit
         self._output: Output | None = None
@@ -94,7 +93,6 @@ class Recorder:
         self._anchors: list[dict[str, int]] = []
         self._run: RunRecord | None = None
         self.coverage_notes: dict[str, Any] = {}
-        """Notes that are added to the coverage in run.json."""
         self.program: dict[str, Any] | None = None
         """What the program made, for run.json; None: nobody watched it."""
         self.flops: FlopsOfStep | None = None

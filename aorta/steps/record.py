@@ -130,7 +130,6 @@ def collective_record(
 
 
 def module_places(step: RecordedStep) -> dict[str, int]:
-    """Index of each module in StepRecord.modules."""
     return {module: place for place, module in enumerate(step.modules)}
 
 

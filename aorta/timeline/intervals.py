@@ -21,7 +21,6 @@ EMPTY.flags.writeable = False
 
 
 def intervals(spans: Iterable[Sequence[float]]) -> Intervals:
-    """Spans given as pairs, as an array."""
     return np.array(list(spans), dtype=np.float64).reshape(-1, 2)
 
 

@@ -351,7 +351,6 @@ def _row(kind: CollectiveKind, judged: NDArray[np.bool_]) -> CollectiveRow:
 
 
 def _medians(values: Floats) -> list[float]:
-    """Over steps, of each rank that has any."""
     return [float(np.median(measured)) for row in values if len(measured := row[~np.isnan(row)])]
 
 

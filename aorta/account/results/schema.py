@@ -231,7 +231,6 @@ def streams_of(configuration: dict[str, Value]) -> int:
 
 
 def without_streams(configuration: dict[str, Value]) -> dict[str, Value]:
-    """Configuration that the points of one scaling share."""
     return {name: value for name, value in configuration.items() if name != "streams"}
 
 

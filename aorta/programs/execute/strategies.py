@@ -110,7 +110,6 @@ class Strategy(ABC):
         """C of the last submit, in the form of expected(); valid until the next submit but one."""
 
     def expected(self, product: torch.Tensor) -> torch.Tensor:
-        """Part of reference()'s product that this rank holds."""
         return expected(self.bench.problem, product, self.bench.rank)
 
     @abstractmethod

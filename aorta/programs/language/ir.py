@@ -228,7 +228,6 @@ class Program:
     params: tuple[tuple[str, int | str], ...] = ()
 
     def buffers(self) -> dict[str, Allocate]:
-        """Buffers by name; they are allocated outside loops."""
         return {op.name: op for op in self.body if isinstance(op, Allocate)}
 
     def main_stream(self) -> str:
