@@ -9,11 +9,30 @@ from aorta._version import __version__
 from aorta.page import parts as palette
 from aorta.page.parts import Markup, hatches, tag
 
+FOOTER = tag("footer", f"aorta {__version__}. This page loads nothing from anywhere.")
+
 
 def framed(heading: str, sections: Sequence[Markup | None], links: Mapping[str, str]) -> str:
     """The source of a page. links: titles in the navigation, by the name of a section."""
     style = style_text()
     policy = f"default-src 'none'; base-uri 'none'; form-action 'none'; style-src {hash_of(style)}"
+    return document(
+        heading,
+        style,
+        policy,
+        tag(
+            "header",
+            tag("div", tag("b", "aorta"), " ", tag("span", heading), class_="brand"),
+            tag("nav", [tag("a", text, href=f"#{name}") for name, text in links.items()]),
+        ),
+        tag("main", [one for one in sections if one is not None]),
+        FOOTER,
+        hatches(),
+    )
+
+
+def document(heading: str, style: Markup, policy: str, *body: Markup) -> str:
+    """policy: what a browser may load and run, as it stands behind Content-Security-Policy."""
     return "<!doctype html>\n" + tag(
         "html",
         tag(
@@ -25,17 +44,7 @@ def framed(heading: str, sections: Sequence[Markup | None], links: Mapping[str, 
             tag("title", f"{heading} \u2013 aorta"),
             tag("style", style),
         ),
-        tag(
-            "body",
-            tag(
-                "header",
-                tag("div", tag("b", "aorta"), " ", tag("span", heading), class_="brand"),
-                tag("nav", [tag("a", text, href=f"#{name}") for name, text in links.items()]),
-            ),
-            tag("main", [one for one in sections if one is not None]),
-            tag("footer", f"aorta {__version__}. This page loads nothing from anywhere."),
-            hatches(),
-        ),
+        tag("body", *body),
         lang="en",
     )
 

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import msgspec
 
-from aorta._version import __version__
 from aorta.account.judge.answer import dataset_answer, mfu_text
 from aorta.account.judge.cells import account_of
 from aorta.account.judge.kernels import kernels_by_class, kernels_by_name, operators
@@ -22,7 +21,7 @@ from aorta.files import write_whole
 from aorta.page.causes import causes
 from aorta.page.changes import changes
 from aorta.page.distributions import distribution_data, plotly_packed, plotly_source
-from aorta.page.frame import asset, hash_of, style_text
+from aorta.page.frame import FOOTER, asset, document, hash_of, style_text
 from aorta.page.heat import heat_data, ranks_by_steps
 from aorta.page.parts import (
     Markup,
@@ -113,35 +112,24 @@ def page(report: Report, shown: Shown | None = None) -> str:
         ("notes", notes(report)),
         ("definitions", definitions()),
     ]
-    return "<!doctype html>\n" + tag(
-        "html",
-        tag(
-            "head",
-            tag("meta", charset="utf-8"),
-            tag("meta", http_equiv="Content-Security-Policy", content=_policy(style, script)),
-            tag("meta", name="viewport", content="width=device-width, initial-scale=1"),
-            tag("meta", name="color-scheme", content="light dark"),
-            tag("title", f"{heading} \u2013 aorta"),
-            tag("style", style),
-        ),
-        tag(
-            "body",
-            tag("a", "Skip to the answer", href="#answer", class_="skip"),
-            _header(heading, [name for name, body in sections if body is not None]),
-            tag("main", [body for _, body in sections]),
-            tag("footer", f"aorta {__version__}. This page loads nothing from anywhere."),
-            tag("div", id="tip", role="tooltip", hidden=True),
-            hatches(),
-            json_script("timeline-data", msgspec.json.encode(packed(timeline_data(steps_shown)))),
-            json_script("account-data", msgspec.json.encode(account_data(report))),
-            json_script("stack-data", msgspec.json.encode(stack_data(report))),
-            json_script("heat-data", msgspec.json.encode(heat_data(report))),
-            json_script("distribution-data", msgspec.json.encode(distributions)),
-            tag("script", Markup(plotly_packed()), type="application/octet-stream", id="plotly-packed"),
-            tag("script", script),
-        ),
-        lang="en",
-    )  # fmt: skip
+    return document(
+        heading,
+        style,
+        _policy(style, script),
+        tag("a", "Skip to the answer", href="#answer", class_="skip"),
+        _header(heading, [name for name, body in sections if body is not None]),
+        tag("main", [body for _, body in sections]),
+        FOOTER,
+        tag("div", id="tip", role="tooltip", hidden=True),
+        hatches(),
+        json_script("timeline-data", msgspec.json.encode(packed(timeline_data(steps_shown)))),
+        json_script("account-data", msgspec.json.encode(account_data(report))),
+        json_script("stack-data", msgspec.json.encode(stack_data(report))),
+        json_script("heat-data", msgspec.json.encode(heat_data(report))),
+        json_script("distribution-data", msgspec.json.encode(distributions)),
+        tag("script", Markup(plotly_packed()), type="application/octet-stream", id="plotly-packed"),
+        tag("script", script),
+    )
 
 
 def _kernels_by_class_and_name(report: Report) -> dict[str, tuple[list[KernelTimeRow], float]]:
