@@ -115,14 +115,14 @@ def dataset_table(dataset: Dataset, causes: Causes | None = None, with_changes: 
     else:
         lines = [causes.title, *_stories(dataset), "", *_causes(causes, with_changes)]
     lines += ["", _title(dataset)]
-    lines += ["", *_aligned([("", "mean", "of step", "ranks"), *account_rows(dataset)])]
+    lines += ["", *aligned([("", "mean", "of step", "ranks"), *account_rows(dataset)])]
     if phases := phase_rows(dataset):
-        lines += ["", *_aligned(phases)]
+        lines += ["", *aligned(phases)]
     if ops := _operation_rows(dataset):
-        lines += ["", *_aligned([("", "mean", "exposed"), *ops])]
+        lines += ["", *aligned([("", "mean", "exposed"), *ops])]
     measures = [*_measure_rows(dataset, RATE_ROWS), *_measure_rows(dataset, DEVICE_ROWS)]
     if measures:
-        lines += ["", *_aligned([("", "median", "ranks", ""), *measures])]
+        lines += ["", *aligned([("", "median", "ranks", ""), *measures])]
     step_ms = account_of(dataset.first).recorded_ms
     for rows in (kernels_by_class(dataset), kernels_by_name(dataset), operators(dataset)):
         if rows:
@@ -153,7 +153,7 @@ def kernel_table(rows: list[KernelTimeRow], step_ms: float | None) -> list[str]:
         )
         attained = "" if row.of_attainable is None else percent(row.of_attainable)
         cells.append((*line, row.achieved, attained) if has_operators else (*line, ""))
-    return _aligned(cells)
+    return aligned(cells)
 
 
 def _title(dataset: Dataset) -> str:
@@ -385,7 +385,7 @@ def differences_list(comparison: Comparison) -> str:
         (f"{setting.group}: {setting.name}", *_told_apart(setting.reference, setting.candidate), "")
         for setting in settings[:MAX_DIFFERENCES]
     ]
-    lines = _aligned(body, left=True)
+    lines = aligned(body, left=True)
     if len(settings) > MAX_DIFFERENCES:
         lines.append(f"and {len(settings) - MAX_DIFFERENCES} more in summary.json")
     return "\n".join(lines)
@@ -432,7 +432,7 @@ def taken_apart(apart: Decomposition | None, reference: str, candidate: str) -> 
             for phase in apart.phases
             if max(phase.part.reference_ms, phase.part.candidate_ms) >= least_ms
         ]
-    return [*_aligned(body), *([f"times are of {apart.of_work}"] if apart.of_work else [])]
+    return [*aligned(body), *([f"times are of {apart.of_work}"] if apart.of_work else [])]
 
 
 def _part_row(part: Part, title: str, line: str) -> tuple[str, ...]:
@@ -480,7 +480,7 @@ def _also_changed(comparison: Comparison) -> list[str]:
     if not rows:
         return []
     more = [f"and {len(called) - SHORT_ROWS} more: --long"] if len(called) > SHORT_ROWS else []
-    return ["", *_aligned([("also changed", "", "", "ratio", LEVEL, ""), *rows]), *more]
+    return ["", *aligned([("also changed", "", "", "ratio", LEVEL, ""), *rows]), *more]
 
 
 def comparison_table(comparison: Comparison) -> str:
@@ -493,7 +493,7 @@ def comparison_table(comparison: Comparison) -> str:
         _comparison_row(name, comparison.metrics[key], comparison.matters)
         for name, key in _compared(comparison)
     ]
-    lines = [f"{comparison.candidate} against {comparison.reference}", "", *_aligned(body)]
+    lines = [f"{comparison.candidate} against {comparison.reference}", "", *aligned(body)]
     reasons: dict[str, list[str]] = {}
     for name, key in _compared(comparison):
         if comparison.metrics[key].reason:
@@ -575,7 +575,7 @@ def _kernel_rows(comparison: Comparison, head: tuple[str, ...]) -> list[str]:
         )
         for name, metric, launches in compared_kernels(comparison)
     ]
-    return ["", *_aligned([("kernels", *head[1:]), *rows])] if rows else []
+    return ["", *aligned([("kernels", *head[1:]), *rows])] if rows else []
 
 
 # ---- names and columns, for pictures and the page too --------------------------------------------
@@ -615,7 +615,7 @@ def device_names(judged: Run) -> str:
     return " / ".join(names)
 
 
-def _aligned(rows: Sequence[tuple[str, ...]], *, left: bool = False) -> list[str]:
+def aligned(rows: Sequence[tuple[str, ...]], *, left: bool = False) -> list[str]:
     """Names to the left, numbers to the right (texts to the left), remarks last and free."""
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]) - 1)]
     lines = []

@@ -9,6 +9,7 @@ from pathlib import Path
 from aorta.account.judge.trace_changes import Table, TraceChanges, WorkChange
 from aorta.account.numbers import number
 from aorta.files import replacing
+from aorta.page.table import aligned
 
 TITLES: dict[Table, str] = {
     "class": "kernels by class",
@@ -53,11 +54,7 @@ def changes_text(changes: TraceChanges, labels: Sequence[str], is_long: bool = T
             told = row.certainty if is_told or not row.reference_ms or not row.candidate_ms else ""
             sides = (_ms(row.reference_ms), _ms(row.candidate_ms), number(row.difference_ms, sign=True))
             cells.append((_what(row), *sides, _launches(row), told))
-        widths = [max(len(line[i]) for line in cells) for i in range(6)]
-        lines.append("")
-        for line in cells:
-            middle = "   ".join(cell.rjust(width) for cell, width in zip(line[1:5], widths[1:5], strict=True))
-            lines.append(f"{line[0].ljust(widths[0])}   {middle}   {line[5]}".rstrip())
+        lines += ["", *aligned(cells)]
         if len(rows) > len(shown):
             lines.append(f"... and {len(rows) - len(shown)} more in changes.csv")
     return "\n".join([*lines, "", *(f"note: {note}" for note in changes.notes)])
