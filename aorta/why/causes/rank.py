@@ -23,7 +23,7 @@ from aorta.account.cause import (
     ratio_interval,
 )
 from aorta.account.judge.alike import is_whole_trace
-from aorta.account.judge.cells import LOSSES, Account, account_of
+from aorta.account.judge.cells import LARGE_SHARE, LOSSES, Account, account_of
 from aorta.account.judge.contradictions import please_report
 from aorta.account.judge.judged import MOST_NUMBERS, last_holds_the_end, looked_at
 from aorta.account.judge.late import LateRank, steps_left_out
@@ -185,6 +185,8 @@ def found_causes(judged: Run, path: str = "RUN") -> Causes:
         _keep(finding, sum(taken.values()))
         room = _Room(_may_go_too(taken, ledger), _most_ms(account, ledger))
         cause = cause_of(finding, rule_of[finding.kind], looked, account, stack, path, room)
+        if cause is None and finding.facts.get("op") == "launches":
+            no_loss += _of_equal_hosts(finding, account)
         wrong = None if cause is None else exposures.exceeded(finding, taken)
         instead = "" if cause is None else _of_no_usual_step(cause, finding, looked, account)
         if cause is not None and wrong is not None:
@@ -281,6 +283,19 @@ def _of_no_usual_step(cause: Cause, finding: CauseFinding, judged: Run, account:
         return ""
     step, most_ms = account.global_step[int(values.argmax())], quantity(float(values.max()), "ms")
     return f"{subject}: {most_ms} in step {step} alone, as a first use has them: no loss of each step."
+
+
+def _of_equal_hosts(finding: CauseFinding, account: Account) -> Iterator[str]:
+    """What is said of a rank that launches last, though its host is hardly slower than the others'."""
+    waited_ms, longer_ms = finding.facts["waited_ms"], finding.facts["longer_ms"]
+    is_large = waited_ms >= LARGE_SHARE * account.mean_step_ms
+    if is_large and longer_ms is not None and longer_ms <= waited_ms / 4:
+        longer = f"{quantity(longer_ms, 'ms')} longer" if longer_ms > 0 else "no longer"
+        yield (
+            f"The others wait {quantity(waited_ms, 'ms')} a step for {finding.facts['who']}, which launches"
+            f" last. Its host takes {longer} than theirs: the rest is the order in which hosts launch that"
+            " are all as slow. Fewer launches on all ranks shorten it."
+        )
 
 
 class Ledger:

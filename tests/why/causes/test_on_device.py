@@ -135,8 +135,14 @@ def test_a_rank_that_launches_late_costs_what_its_host_is_slower(tmp_path, waits
         host_parts={**judged.host_parts, **hosts, "host.until.update": forward},
         metrics={**judged.metrics, "kernel_count.gemm": np.full((2, num), 100)},
     )
-    late = [cause for cause in causes(judged) if cause.kind == "late_rank"]
+    found = found_causes(judged)
+    late = [cause for cause in found.listed if cause.kind == "late_rank"]
     assert [cause.ms for cause in late] == ([] if lost_ms is None else [pytest.approx(lost_ms, rel=0.05)])
+    of_order = [text for text in found.no_loss if "the rest is the order in which hosts launch" in text]
+    assert len(of_order) == (lost_ms is None and np.mean(more_ms) <= 2.5)
+    for text in of_order:
+        waited_ms = re.match(r"The others wait (\S+) ms a step for rank 0", text)[1]
+        assert float(waited_ms) == pytest.approx(10.0, rel=0.05)
     if lost_ms is not None:
         said = f"its host takes {lost_ms:.3g} ms longer than the others' (most: forward), in 32 of 32"
         assert said.replace("10 ms", "10.0 ms") in late[0].evidence[1].replace(".00 ms", " ms")

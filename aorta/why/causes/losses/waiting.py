@@ -279,8 +279,9 @@ def _late_rank(judged: Run, parts: Parts, left: Floats) -> Iterator[CauseFinding
                 yield _of_more_work(judged, parts, late, facts, evidence[0])
                 return
             if (own == "launch" or is_of_events) and late.occasions is None and late.ms.mean() > 0:
-                late, words, is_most = _by_its_host(judged, parts, late)
-                facts |= {"op": "launches", "is_most": is_most}
+                facts["waited_ms"] = float(late.ms.mean())
+                late, words, longer_ms = _by_its_host(judged, parts, late)
+                facts |= {"op": "launches", "is_most": longer_ms is None, "longer_ms": longer_ms}
                 evidence = [f"{there}; {words}"]
         elif parts.on_device:
             facts["op"] = "unknown"
@@ -473,7 +474,7 @@ def _has_more_of(parts: Parts, late: Lateness) -> tuple[str, str, str] | None:
     return name, there, f"{quantity(others, 'ms')} on the others"
 
 
-def _by_its_host(judged: Run, parts: Parts, late: Lateness) -> tuple[Lateness, str, bool]:
+def _by_its_host(judged: Run, parts: Parts, late: Lateness) -> tuple[Lateness, str, float | None]:
     """A rank whose device idles for its host, late by as much as that host is slower than the others'; that
     in words, and whether it is known to be no more alone.
 
@@ -485,23 +486,23 @@ def _by_its_host(judged: Run, parts: Parts, late: Lateness) -> tuple[Lateness, s
     whole = judged.whole or judged
     phases = phases_of_ranks(whole, np.ones(whole.num_judged, dtype=bool))
     if not phases:
-        return late, "what the others' hosts take is not known", True
+        return late, "what the others' hosts take is not known", None
     at_ms = marks(whole).get(UNTIL_UPDATE)
     if at_ms is not None and _is_held_back(judged, parts, late.row, at_ms):
-        return late, "the others' hosts are ahead by as much as the driver lets them", True
+        return late, "the others' hosts are ahead by as much as the driver lets them", None
     titles = {name: title for name, title in TITLES.items() if name in phases}
     beyond = {title: (phases[name] - of_the_others(phases[name]))[late.row] for name, title in titles.items()}
     slower = {title: ms for title, ms in beyond.items() if ms.mean() > 0}
     longer_ms = np.sum([np.zeros_like(phases["step"][0]), *slower.values()], axis=0)
+    mean_ms = all_ms = float(longer_ms.mean())
     if not is_late_in_most(longer_ms, knows_busy=True):
-        longer_ms[:] = 0.0
-    mean_ms = float(longer_ms.mean())
+        longer_ms[:] = mean_ms = 0.0
     most = max(slower, key=lambda title: float(slower[title].mean()), default="none")
     words = (
         f"its host takes {quantity(mean_ms, 'ms')} longer than the others' (most: {most}), in"
         f" {int((longer_ms > 0).sum()):,} of {len(longer_ms):,} steps"
     )
-    return replace(late, ms=min(mean_ms / float(late.ms.mean()), 1.0) * late.ms), words, False
+    return replace(late, ms=min(mean_ms / float(late.ms.mean()), 1.0) * late.ms), words, all_ms
 
 
 def _is_held_back(judged: Run, parts: Parts, row: int, at_ms: Floats) -> bool:
