@@ -5,6 +5,7 @@ from numpy.typing import NDArray
 
 from aorta.account.judge.judged import last_holds_the_end
 from aorta.account.model import Run
+from aorta.account.rows import of_the_others, positive
 from aorta.timeline.types import TRACE_SOURCES
 
 Floats = NDArray[np.float64]
@@ -66,13 +67,31 @@ def _outside_of_trace(judged: Run) -> dict[str, float]:
 def gaps_of(run: Run) -> Floats:
     """[judged step]: mean over ranks of the time after it until the next one began, in ms; NaN where no step
     came next."""
+    by_rank = _gaps_of_ranks(run)
+    mean: Floats = by_rank.mean(axis=0) if len(by_rank) else np.full(run.num_judged, np.nan)
+    return np.maximum(mean, 0.0)
+
+
+def _gaps_of_ranks(run: Run) -> Floats:
+    """[rank, judged step]; no rank where they are not known."""
     if run.source in TRACE_SOURCES or run.source == "projected" or not run.num_steps:
-        return np.full(run.num_judged, np.nan)
+        return np.zeros((0, run.num_judged))
     starts = run.start_unix_ns[:, run.judged_steps] / 1e6
     gaps = starts[:, 1:] - starts[:, :-1] - run.values("step_ms")[:, :-1]
     begins = np.sort([one.started_unix_ns / 1e6 for one in (run.record.attempts if run.record else ())])
     attempt = np.searchsorted(begins, starts[0], side="right")
     is_next = (np.diff(run.global_step[run.judged_steps]) == 1) & (np.diff(attempt) == 0)
-    after = np.append(np.where(is_next, gaps.mean(axis=0), np.nan), np.nan)
-    result: Floats = np.maximum(after, 0.0)
-    return result
+    return np.pad(np.where(is_next, gaps, np.nan), ((0, 0), (0, 1)), constant_values=np.nan)
+
+
+def rank_outside(run: Run) -> int | None:
+    """The rank whose long gaps the others, which have none, wait for in their next step."""
+    gaps, next_ms = positive(_gaps_of_ranks(run))[:, :-1], positive(run.values("step_ms"))[:, 1:]
+    if len(gaps) < 2 or not gaps.any():
+        return None
+    row = int(gaps.sum(axis=1).argmax())
+    is_long = gaps[row] >= gaps[row].max() / 2
+    usual_ms = float(np.median(of_the_others(next_ms)[row, ~is_long])) if not is_long.all() else np.inf
+    waits_ms = float(np.mean(of_the_others(next_ms)[row, is_long])) - usual_ms
+    own_ms, others_ms = (float(ms[row, is_long].mean()) for ms in (gaps, of_the_others(gaps)))
+    return run.ranks[row] if others_ms <= own_ms / 4 and waits_ms >= own_ms / 2 else None

@@ -28,6 +28,7 @@ from aorta.account.judge.contradictions import please_report
 from aorta.account.judge.judged import MOST_NUMBERS, last_holds_the_end, looked_at
 from aorta.account.judge.late import LateRank, steps_left_out
 from aorta.account.judge.occasional import Occasions, occasions, of_all_steps
+from aorta.account.judge.outside import rank_outside
 from aorta.account.judge.phases import line_of_evaluation
 from aorta.account.judge.stacks import in_modules, sampled_ms, samples_of
 from aorta.account.model import Causes, Dataset, Run, WhatIfs, once_of_run
@@ -153,7 +154,8 @@ def late_rank(judged: Run) -> LateRank | None:
     for cause in found_causes(judged).listed:
         if cause.is_waited_for and cause.rank is not None:
             # Of steps that were left out: the newest ones are, and the recorded ones may be long ago.
-            part = 1.0 if cause.is_in_step else steps_left_out(judged).mean()
+            is_of_run = cause.is_in_step or cause.kind == "between_steps"
+            part = 1.0 if is_of_run else steps_left_out(judged).mean()
             return LateRank(cause.rank, float(cause.ms / part))
     return None
 
@@ -198,9 +200,13 @@ def found_causes(judged: Run, path: str = "RUN") -> Causes:
             rows = rows_text(taken, account)
             cause = msgspec.structs.replace(cause, evidence=(*cause.evidence, *([rows] if rows else [])))
             named.append((cause, taken))
-    outside = outside_cause(account, path, line_of_evaluation(looked))
+    outside = outside_cause(account, path, line_of_evaluation(looked), rank_outside(judged))
     if outside is not None:
-        named.append((outside, {}))
+        # What the others wait in their next step, is that again.
+        again = [one for one in named if outside.rank == one[0].rank is not None and one[0].is_waited_for]
+        again = [one for one in again if one[0].ms <= (outside.interval_ms or (0.0, outside.ms))[1]]
+        told += [taken for _, taken in again]
+        named = [*(one for one in named if one not in again), (outside, {})]
     late = left_out(judged) or loading_left_out(judged)
     # What one is starved of in recorded steps, it is named for by these.
     starved = {

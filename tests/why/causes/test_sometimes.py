@@ -7,7 +7,7 @@ from aorta.account.judge.judged import judge
 from aorta.account.load.open import load_run
 from aorta.records.schema import HostUse
 from aorta.timeline.types import OverlapRecord
-from aorta.why.causes.rank import found_causes
+from aorta.why.causes.rank import found_causes, late_rank
 from tests.why.causes.runs import MIB, Host, causes, plain, run_of, waited
 
 STEPS = 42
@@ -247,3 +247,22 @@ def test_a_loss_is_of_the_slow_steps_that_have_most_of_it(tmp_path, usual_ms, of
     (cause,) = named(tmp_path / "run", make)
     assert cause.subject == f"data loading on all ranks{often}"
     assert cause.ms == pytest.approx(usual_ms + 15.0, rel=0.1)
+
+
+def test_work_of_one_rank_in_no_step_costs_all_what_it_takes(tmp_path):
+    """Behind every eighth of 64 steps of 22 ms rank 0 works for 80 ms, for which rank 1 waits in its next
+    step: 80 ms behind 7 of 62 steps, told once."""
+
+    def make(rank, step, noise):
+        late_ms = 80.0 if step and step % 8 == 0 else 0.0
+        begin_ms = 22.0 * step + 80.0 * (max(step - 1, 0) // 8) + (late_ms if rank == 0 else 0.0)
+        host = Host().work(20.0 * noise.gauss(1, 0.001)).comm(2.0 + (late_ms if rank else 0.0))
+        return host, {"start_unix_ns": 10**18 + int(begin_ms * 1e6)}
+
+    judged = judge(load_run(run_of(tmp_path, make, steps=64), "run"), 1)
+    (cause,) = causes(judged)
+    assert cause.subject == "evaluation or other work in no step on rank 0"
+    assert cause.ms == pytest.approx(80.0 * 7 / 62, rel=0.01)
+    assert (cause.rank, cause.is_waited_for) == (0, True)
+    assert "80.0 ms on rank 0, for which the others wait in their next step" in cause.evidence[0]
+    assert late_rank(judged).wait_ms == cause.ms

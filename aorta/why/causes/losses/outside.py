@@ -14,24 +14,32 @@ FEWEST = 2
 NORMAL_95 = 1.96
 
 
-def outside_cause(account: Account, path: str, line: CodeLine | None = None) -> Cause | None:
+def outside_cause(
+    account: Account, path: str, line: CodeLine | None = None, rank: int | None = None
+) -> Cause | None:
     """Gaps between judged steps, where they are a tenth of steps and gaps together and come twice or more.
     All of them are known, so that the interval is of what other runs may have.
 
-    line: of the program, in which most of it is.
+    line: of the program, in which most of it is. rank: the only one that has them, and that the others wait
+    for in their next step: each ms of it costs one of the run.
     """
     gaps = account.gaps_ms[np.isfinite(account.gaps_ms)]
     long = gaps[gaps >= LEAST_MS]
-    steps_ms = account.judged_ms
-    if len(long) < FEWEST or not long.sum() >= LARGE_SHARE * (steps_ms + long.sum()):
+    steps_ms, num_ranks = account.judged_ms, 1 if rank is None else len(account.step_ms)
+    if len(long) < FEWEST or not num_ranks * long.sum() >= LARGE_SHARE * (steps_ms + long.sum()):
         return None
     each, part = float(long.mean()), len(long) / len(gaps)
     half = NORMAL_95 * float(long.std(ddof=1)) / math.sqrt(len(long))
+    part, share = num_ranks * part, num_ranks * float(long.sum() / (steps_ms + long.sum()))
+    who = waits = shared = ""
+    if rank is not None:
+        own = quantity(num_ranks * each, "ms")
+        who, shared = f" on rank {rank}", ", or let each rank do a part of it"
+        waits = f": {own} on rank {rank}, for which the others wait in their next step"
     interval = ratio_interval(part * each, part * half, (steps_ms + float(long.sum())) / len(gaps))
-    share = float(long.sum() / (steps_ms + long.sum()))
     return Cause(
         kind="between_steps",
-        subject="evaluation or other work in no step" + (f" in {line.text}" if line else ""),
+        subject=f"evaluation or other work in no step{who}" + (f" in {line.text}" if line else ""),
         ms=part * each,
         interval_ms=interval,
         why_no_interval="" if interval else "the gaps differ too much for an interval",
@@ -40,12 +48,14 @@ def outside_cause(account: Account, path: str, line: CodeLine | None = None) -> 
         evidence=(
             f"{len(long)} gaps between two steps, {quantity(each, 'ms')} each, together"
             f" {quantity(long.sum() / 1e3, 's')}: {percent(share)} of the time from the first judged step to"
-            " the last, in no step",
+            f" the last, in no step{waits}",
         ),
-        change=f"do {f'what {line.text} does' if line else 'it'} less often, or on fewer batches",
+        change=f"do {f'what {line.text} does' if line else 'it'} less often, or on fewer batches{shared}",
         line=line,
         check=f"aorta compare {path} NEW; between of account.wall_ms should fall",
         source="records",
+        rank=rank,
+        is_waited_for=rank is not None,
         is_in_step=False,
         global_step=int(account.gap_step[int(np.nanargmax(account.gaps_ms))]),
     )
