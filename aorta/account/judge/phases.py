@@ -21,6 +21,12 @@ FEWEST = 3
 """Samples from which on a phase has a line."""
 ENOUGH = 6
 """Samples before backward passes, from which on these are divided into the model and the program's code."""
+STRETCHES = 8
+"""Of the run, whose medians tell growth, and the fewest steps of each."""
+NEARLY_ALL = 0.9
+"""Of pairs of stretches, of which the later one is longer: one in a thousand by chance."""
+LEAST_GROWTH = 0.1
+"""Of a step, from the first quarter of the run to the last."""
 WORTH_SAYING = 0.01
 """Of the judged steps' time, from which on evaluations beside them are said."""
 RUNS_BACKWARD = "_engine_run_backward"
@@ -116,6 +122,36 @@ def largest_beside_the_model(judged: Run) -> PhaseRow | None:
 def phase_steps(judged: Run) -> dict[str, NDArray[np.float64]]:
     """The step and its phases, [step]: means over ranks. {} where no step shows its phases."""
     return {name: values.mean(axis=0) for name, values in _of_ranks(judged).items()}
+
+
+def growth_text(run: Run, line: CodeLine | None, rank: int | None) -> str:
+    """'it grows: backward takes 9.2 ms in the first quarter of the run, 23 ms in the last', of the phase of a
+    line, by all judged steps, recorded or not. '' where it does not grow all along the run, or the rest of
+    the step does as well: as a machine slows down, all takes longer."""
+    rank = run.ranks[0] if rank not in run.ranks else rank
+    phases, samples = phases_of_ranks(run, np.ones(run.num_judged, dtype=bool)), samples_of(run, rank)
+    if line is None or samples is None or not phases or phases["step"].shape[1] < STRETCHES**2:
+        return ""
+    frames = [samples.stacks.path(int(row[5])) for row in samples.rows]
+    inside = [any((one.file, one.line) == (line.file, line.line) for one in path) for path in frames]
+    name = max(PHASES, key=lambda name: float(samples.ms[_which(samples, name, False) & inside].sum()))
+    if name not in phases:
+        return ""
+    step, part = (phases[name][run.ranks.index(rank)] for name in ("step", name))
+    medians, (first, second, _, last), rest = (
+        np.array([np.median(one) for one in np.array_split(ms, num)])
+        for ms, num in ((part, STRETCHES), (part, 4), (step - part, 4))
+    )
+    is_later = np.subtract.outer(medians, medians)[np.tril_indices(STRETCHES, -1)] > 0
+    is_much = last - first >= LEAST_GROWTH * float(np.median(step))
+    is_warm_up, is_of_all = last - second < (last - first) / 3, last * rest[0] < 2 * rest[-1] * first
+    if is_warm_up or is_of_all or not is_much or is_later.mean() < NEARLY_ALL:
+        return ""
+    title = "what comes before the backward pass" if name == "forward" else TITLES[name]
+    return (
+        f"it grows: {title} takes {quantity(first, 'ms')} in the first quarter of the run,"
+        f" {quantity(last, 'ms')} in the last"
+    )
 
 
 def _of_ranks(run: Run) -> dict[str, NDArray[np.float64]]:

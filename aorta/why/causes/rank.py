@@ -29,7 +29,7 @@ from aorta.account.judge.judged import MOST_NUMBERS, last_holds_the_end, looked_
 from aorta.account.judge.late import LateRank, steps_left_out
 from aorta.account.judge.occasional import Occasions, occasions, of_all_steps
 from aorta.account.judge.outside import rank_outside
-from aorta.account.judge.phases import line_of_evaluation
+from aorta.account.judge.phases import growth_text, line_of_evaluation
 from aorta.account.judge.stacks import in_modules, sampled_ms, samples_of
 from aorta.account.model import Causes, Dataset, Run, WhatIfs, once_of_run
 from aorta.account.numbers import counted, quantity
@@ -85,6 +85,8 @@ IN_AN_UPDATE = 8
 ECHO = 0.4
 """Of a rank whose host launches late, that what all ranks lose must be to stand before it: no more is known
 of that host, and what all lose makes it launch more."""
+MAY_GROW: tuple[CauseKind, ...] = ("late_rank", "program_code", "data_loading", "between_steps")
+"""Kinds of the program's own code, which may go through more from step to step."""
 OF_MESSAGES = ("small_messages", "transfer")
 OF_OPERATIONS = ("compute", "transfer")
 """Kinds of which two in one line have remedies of their own."""
@@ -679,7 +681,10 @@ def cause_of(
     if layer := issuing_layer(finding, judged):
         facts["layer"] = layer
         facts.pop("merged", None)
-    subject = (filled(rule.subject, facts) or finding.kind) + in_line(line, finding) + value.often
+    may_grow = line is not None and finding.kind in MAY_GROW
+    grows = growth_text(judged.whole or judged, line, finding.rank) if may_grow else ""
+    often = value.often or (", growing" if grows else "")
+    subject = (filled(rule.subject, facts) or finding.kind) + in_line(line, finding) + often
     evidence = [*filter(None, (filled(text, facts) for text in rule.evidence)), *finding.evidence]
     if value.is_rare and "in_left_out" not in finding.facts:
         evidence.append(value.text(finding.ms, finding.facts.get("in_steps")))
@@ -721,7 +726,7 @@ def cause_of(
         interval, why_no_interval = None, f"{MOST}: {what} is not known"
     if line is not None and line.num_samples:
         evidence.append(seen_text(line))
-    evidence += filter(None, (waits_text(calls), issued_text(finding, judged)))
+    evidence += filter(None, (grows, waits_text(calls), issued_text(finding, judged)))
     example = finding.facts.get("example")
     rank, global_step, at_ms = finding.rank, _example_step(finding, account), None
     if example is not None:

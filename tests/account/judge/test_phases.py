@@ -4,7 +4,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from aorta.account.judge.phases import evaluation_text, largest_text, phases_of
+from aorta.account.judge.phases import evaluation_text, growth_text, largest_text, phases_of
 from aorta.account.load.rank.phases import BYTES, PREFIX, STEP
 from tests.account.judge.sampled_runs import AUGMENT, ENGINE, MAIN, MODEL, TRAINER, sampled, sampled_dataset
 from tests.records import plain_records
@@ -81,6 +81,33 @@ def test_code_of_the_loop_before_a_backward_pass_is_no_forward_pass():
         "main(), train.py:20",
         "augment(), data.py:5",
     )
+
+
+@pytest.mark.parametrize(
+    ("forward", "others", "text"),
+    [
+        pytest.param(lambda part: 8 + 16 * part, lambda part: 20, "10.0 ms", id="all-along-the-run"),
+        pytest.param(lambda part: 8 + 16 * part, lambda part: 20 + 40 * part, None, id="all-of-the-step"),
+        pytest.param(lambda part: min(8 + 64 * part, 24), lambda part: 20, None, id="a-warm-up"),
+        pytest.param(lambda part: 8 + 16 * (part > 0.5), lambda part: 20, None, id="a-jump"),
+        pytest.param(lambda part: 24 - 16 * part, lambda part: 20, None, id="it-falls"),
+        pytest.param(lambda part: 20 + 2 * part, lambda part: 20, None, id="by-a-little"),
+    ],
+)
+def test_a_phase_grows_all_along_the_run_or_is_not_said_to(forward, others, text):
+    """By 128 steps of which one in ten has samples; a tenth of noise."""
+    num, noise = 130, np.random.default_rng(0)
+    stacks = sampled(*((step, 10_000, "runs", MAIN, AUGMENT) for step in range(2, num, 10)))
+    judged = sampled_dataset([stacks], num_steps=num).first
+    part = np.clip((np.arange(num) - 2) / (num - 3), 0, 1)
+    forward, others = (
+        np.vectorize(of, otypes=[float])(part) * noise.normal(1, 0.1, num) for of in (forward, others)
+    )
+    hosts = {STEP: forward + others, f"{PREFIX}forward": forward}
+    judged = msgspec.structs.replace(judged, host_parts={name: ms[None] for name, ms in hosts.items()})
+    told = growth_text(judged, phases_of(judged)[0].line, rank=0)
+    assert told.startswith("it grows: what comes before the backward pass takes") == bool(text)
+    assert bool(told) == bool(text)
 
 
 @pytest.mark.parametrize(

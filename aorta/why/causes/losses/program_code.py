@@ -395,10 +395,12 @@ def own_of_rank(judged: Run, account: Account) -> CauseFinding | None:
     own_part, waited = _shares(samples, only)[0], _shares(samples, waits)[0]
     worst = int(own_part.argmax())
     longer = float(of_the_others(waited[:, None])[worst, 0] - waited[worst])
-    line = heaviest(samples[worst].chosen(only[worst]))
+    others = [(one, rows) for one, rows in zip(samples, waits, strict=True) if one is not samples[worst]]
+    # In a function that the others are never in, such as one that calls the model once more.
+    theirs = [stack for one, _ in others for stack in one.chosen(one.is_judged, -1e-9)]
+    line = heaviest([*samples[worst].chosen(only[worst]), *theirs])
     if line is None or len(only[worst]) < FEWEST or longer < own_part[worst] / 2:
         return None
-    others = [(one, rows) for one, rows in zip(samples, waits, strict=True) if one is not samples[worst]]
     waited_in = heaviest([stack for one, rows in others for stack in one.chosen(rows)])
     ms = _common([samples[worst]], [only[worst]], account, _places(whole, account))
     facts: dict[str, Any] = {"who": f"rank {judged.ranks[worst]}", "op": "own", "own_ms": float(ms.mean())}
