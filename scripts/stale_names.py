@@ -101,8 +101,22 @@ def exists(dotted: str) -> bool:
     parts = dotted.split(".")
     for end in range(len(parts), 0, -1):
         if module_path(".".join(parts[:end])) is not None:
-            return end == len(parts) or parts[end] in names_in(".".join(parts[:end]))
+            module = ".".join(parts[:end])
+            return end == len(parts) or is_defined(parts[end], module) or parts[end] in names_in(module)
     return False
+
+
+def is_defined(name: str, module: str) -> bool:
+    """At the beginning of a line: most are, and to find that out needs no syntax tree."""
+    return (
+        re.search(rf"^(?:(?:async )?def |class )?{name}\b(?:\(|\[|:| =)", text_of(module), re.M) is not None
+    )
+
+
+@cache
+def text_of(module: str) -> str:
+    path = module_path(module)
+    return path.read_text() if path is not None and path.is_file() else ""
 
 
 @cache
@@ -123,9 +137,7 @@ def names_in(module: str) -> frozenset[str]:
     names = {"__path__", "__file__", "__name__", "__doc__", "__main__"}
     if path.name == "__init__.py":
         names |= {entry.stem for entry in path.parent.iterdir()}
-    if not path.is_file():
-        return frozenset(names)
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in ast.walk(ast.parse(text_of(module))):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
             names.add(node.name)
         elif isinstance(node, ast.Import | ast.ImportFrom):
