@@ -1,6 +1,7 @@
 """Phases of a step by the host's clock, each with the line of the program that most of it is in."""
 
 from dataclasses import dataclass, replace
+from itertools import takewhile
 
 import numpy as np
 from numpy.typing import NDArray
@@ -8,7 +9,7 @@ from numpy.typing import NDArray
 from aorta.account.cause import CodeLine
 from aorta.account.judge.cells import account_of
 from aorta.account.judge.profiles import sampled_ranks
-from aorta.account.judge.stacks import Samples, WeightedStack, heaviest, is_a_loss, samples_of
+from aorta.account.judge.stacks import Samples, heaviest, is_a_loss, samples_of
 from aorta.account.load.rank.phases import BYTES, PHASES, PREFIX, STEP
 from aorta.account.model import Run, once_of_run
 from aorta.account.numbers import counted, quantity
@@ -104,13 +105,12 @@ def line_of_evaluation(judged: Run) -> CodeLine | None:
     if samples is None:
         return None
     which = ~samples.is_judged & samples.at("no_step") & samples.in_phase("forward", "evaluation")
-    found = heaviest([_until_a_module(stack) for stack in samples.chosen(which)])
+    stacks = samples.chosen(which)
+    for place, stack in enumerate(stacks):  # up to the first module
+        frames = takewhile(lambda frame: frame.function not in MODULE_CALLS, stack.frames)
+        stacks[place] = replace(stack, frames=[*frames])
+    found = heaviest(stacks)
     return found if found is not None and found.num_samples >= FEWEST else None
-
-
-def _until_a_module(stack: WeightedStack) -> WeightedStack:
-    called = next((i for i, frame in enumerate(stack.frames) if frame.function in MODULE_CALLS), None)
-    return replace(stack, frames=stack.frames[:called])
 
 
 def largest_beside_the_model(judged: Run) -> PhaseRow | None:

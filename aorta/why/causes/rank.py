@@ -467,19 +467,12 @@ def _of_others(
     cause = cause_of(finding, rule, judged, of_these, stack, path, _Room(0.0, of_these.mean_step_ms))
     if cause is not None and not _of_no_usual_step(cause, finding, judged, of_these):
         part, interval = float(chosen.mean()), cause.interval_ms
-        all_ms = float(np.nanmean(step_ms))
-        of_all = (
-            f"{quantity(part * cause.ms, 'ms')} is of the mean of all {judged.num_judged:,} judged steps,"
-            f" {quantity(all_ms, 'ms')}; those recorded take {quantity(account.recorded_ms, 'ms')}"
-        )
         yield msgspec.structs.replace(
             cause,
             ms=part * cause.ms,
             interval_ms=None if interval is None else (part * interval[0], part * interval[1]),
             bound_ms=None,
-            share=part * cause.ms / all_ms,
-            # Waits for batches say it themselves.
-            evidence=cause.evidence if "in_left_out" in finding.facts else (of_all, *cause.evidence),
+            share=part * cause.ms / float(np.nanmean(step_ms)),
             # Waits are known of recorded steps alone.
             check=f"aorta compare {path} NEW; the step time, which is of all judged steps, should fall",
             is_in_step=False,
@@ -668,7 +661,7 @@ def cause_of(
     if is_of_workers and line is not None and line.doing == "runs":
         return None  # it takes batches out of the workers' hands, which more of them do not shorten
     needs_line = finding.kind == "pause" and finding.facts.get("op") in NEED_A_LINE
-    if line is None and needs_line and _has_samples(judged):
+    if line is None and needs_line and samples_of(judged.whole or judged, judged.ranks[0]) is not None:
         return None
     facts = fact_texts(finding, judged, step, path) | program_of(judged.record)[1]
     waited_ms = value.each_ms if finding.kind == "data_loading" else 0.0
@@ -751,10 +744,6 @@ def cause_of(
         global_step=global_step,
         at_ms=at_ms,
     )
-
-
-def _has_samples(judged: Run) -> bool:
-    return samples_of(judged.whole or judged, judged.ranks[0]) is not None
 
 
 def _least_part(finding: CauseFinding, line: CodeLine | None) -> float:

@@ -303,16 +303,15 @@ def rows_text(taken: dict[str, float], account: Account) -> str:
     rows = [(name, ms) for name, ms in taken.items() if ms >= WORTH_A_ROW * total > 0]
     if not rows or (len(rows) == 1 and rows[0][1] >= (1 - WORTH_A_ROW) * account.mean_ms(rows[0][0])):
         return ""
-    texts = [_part_text(ms, account.mean_ms(name), CELLS[name].title) for name, ms in rows]
+    texts = []
+    for name, ms in rows:
+        row_ms = account.mean_ms(name)
+        of_row = "all" if ms >= ALL_OF_ROW * row_ms else f"{quantity(ms, 'ms')} of the"
+        texts.append(f"{of_row} {quantity(row_ms, 'ms')} of {CELLS[name].title}")
     small_ms = total - sum(ms for _, ms in rows)
     if small_ms > 0 and quantity(total - small_ms, "ms") != quantity(total, "ms"):
         texts.append(f"{quantity(small_ms, 'ms')} of other rows")
     return f"in the table it is {', '.join(texts[:-1])}{' and ' if len(texts) > 1 else ''}{texts[-1]}"
-
-
-def _part_text(ms: float, row_ms: float, row: str) -> str:
-    of_row = "all" if ms >= ALL_OF_ROW * row_ms else f"{quantity(ms, 'ms')} of the"
-    return f"{of_row} {quantity(row_ms, 'ms')} of {row}"
 
 
 def in_line(line: CodeLine | None, finding: CauseFinding) -> str:

@@ -57,7 +57,7 @@ def test_the_rank_that_comes_to_the_backward_pass_last_is_named(tmp_path):
     assert (cause.kind, cause.rank, cause.is_in_step) == ("late_rank", 1, False)
     assert cause.ms == pytest.approx(20.0 * 56 / 79, rel=0.03)
     assert cause.interval_ms[0] < cause.ms < cause.interval_ms[1]
-    assert "of the mean of all 79 judged steps" in cause.evidence[0]
+    assert "% of the run [" in cause.headline
     assert "the step time, which is of all judged steps" in cause.check
     assert "wait" not in cause.check
     assert late_rank(judged).wait_ms == pytest.approx(20.0, rel=0.03)

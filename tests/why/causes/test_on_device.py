@@ -675,6 +675,36 @@ def test_a_hook_that_reads_values_costs_a_host_that_bounds_the_step_what_it_is_t
     assert any("reads values of the device 8 times a step or more" in text for text in reads.evidence)
 
 
+@pytest.mark.parametrize(
+    ("idle_ms", "lost_ms"),
+    [
+        # Of 42 ms: all that samples show of the function, in which the device would not idle.
+        pytest.param(8.0, 8.0, id="the-device-bounds-the-step"),
+        # Its line that reads alone, for 3 ms.
+        pytest.param(24.0, 3.0, id="the-host-bounds-the-step"),
+    ],
+)
+def test_of_a_function_that_reads_values_a_host_that_bounds_the_step_gains_the_waits(
+    tmp_path, idle_ms, lost_ms
+):
+    """It launches kernels in line 5 for 5 of 8 ms, and waits for 8 values in line 9."""
+    kernels = KernelSums(num_kernels=200, classes={"elementwise": (18.0, 200)}, top=[])
+
+    def make(rank, step, noise):
+        host = Host().work(40.0 - idle_ms).idle(idle_ms * noise.gauss(1, 0.01))
+        host.host += [
+            HostSpan("synchronisation", i, i + 0.01, "item in straggler.py:9") for i in range(2, 10)
+        ]
+        return host.comm(2.0), used(40.0) | {"kernels": kernels}
+
+    folder = run_of(tmp_path / "run", make, steps=STEPS)
+    for rank in (0, 1):
+        own = ("augment", "rest", "runs", 5.0), ("reading", "rest", "runs", 3.0)
+        write_stacks(folder, rank, *own, ("norm", "forward", "runs", 34.0), steps=STEPS)
+    (reads,) = (one for one in causes(judge(load_run(folder, "run"), 1)) if one.kind == "synchronisation")
+    assert reads.ms == pytest.approx(lost_ms, rel=0.05)
+
+
 def all_reduces_at_the_end(rank, step, noise):
     return Host().work(28.0 * noise.gauss(1, 0.01)).comm(2.0), used(3.0)
 

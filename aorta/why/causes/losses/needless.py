@@ -22,7 +22,7 @@ from aorta.account.metrics import of_operation, operations
 from aorta.account.model import Run
 from aorta.account.numbers import counted, percent
 from aorta.account.rows import positive
-from aorta.hardware import hardware_name_of, load_hardware
+from aorta.hardware import Hardware, hardware_name_of, load_hardware
 from aorta.records.schema import LineOfWork, OperatorLoop, WorkOfStep
 from aorta.records.stacks import StackFrame
 from aorta.traces.classify import COMM_RULES, classifier, kernel_class
@@ -231,13 +231,18 @@ def _wide_kernels(judged: Run, names: list[str], work: WorkOfStep | None) -> Ite
 def _tf32_as_fast(judged: Run) -> float:
     """Part of the time that products in fp32 take as TF32, by the device's data sheet; 0 where the program
     allows that, or the device has no such units."""
-    record = judged.record
-    modes = noted_program(record).get("modes") or {}
-    if record is None or modes.get("float32_matmul_precision") != "highest" or not record.devices:
+    modes, part = noted_program(judged.record).get("modes") or {}, _part(judged)
+    if part is None or modes.get("float32_matmul_precision") != "highest":
         return 0.0
-    name = hardware_name_of(str(record.devices[0].get("name")))
-    rates = {} if name is None else load_hardware(name).compute.peak_flops
+    rates = part.compute.peak_flops
     return rates["fp32"] / rates["tf32"] if {"fp32", "tf32"} <= set(rates) else 0.0
+
+
+def _part(judged: Run) -> Hardware | None:
+    """Of the first device."""
+    rows = [] if judged.record is None else judged.record.devices
+    name = hardware_name_of(str(rows[0].get("name"))) if rows else None
+    return None if name is None else load_hardware(name)
 
 
 def _counted(judged: Run, account: Account, work: WorkOfStep) -> Iterator[CauseFinding]:
@@ -459,16 +464,14 @@ def _unread_rows(
 def _of_lookups(judged: Run, rows_bytes: float) -> Floats:
     """[step], what kernels take that fill a table's gradient once for each lookup of a step, as many as these
     have time for, and add up what there is of several: two are read, and one is written."""
-    names, device = operations(judged.metrics, NAME_TIME), judged.record and judged.record.devices
+    names, part = operations(judged.metrics, NAME_TIME), _part(judged)
     fills, adds = ([name for name in names if of.search(name)] for of in (ZEROS, ADDS))
-    part = hardware_name_of(str(device[0].get("name"))) if device else None
-    if not fills or part is None:
-        return np.zeros(1)
-    fills_ms = _time_of(judged, fills)
-    num = int(fills_ms.mean() * 1e-3 * load_hardware(part).memory.hbm_bytes_per_s / rows_bytes)
-    if num < 2 or not adds:
-        return np.zeros(1)
-    return fills_ms + np.minimum(_time_of(judged, adds), 3 * (num - 1) / num * fills_ms)
+    if fills and adds and part is not None:
+        fills_ms = _time_of(judged, fills)
+        num = int(fills_ms.mean() * 1e-3 * part.memory.hbm_bytes_per_s / rows_bytes)
+        if num > 1:
+            return fills_ms + np.minimum(_time_of(judged, adds), 3 * (num - 1) / num * fills_ms)
+    return np.zeros(1)
 
 
 def _time_of_class(judged: Run, name: str) -> Floats:

@@ -86,8 +86,6 @@ COPIED = {
     "host": "memory of the host",
     "device": "the device's memory",
 }
-STATES = 4
-"""Of a parameter's bytes, with its gradient and two moments."""
 CALLS_THE_MODEL = 0.25
 """Of what slow steps are longer by, that is in a module: then it may be data for an update."""
 FEW_STEPS = 0.25
@@ -384,7 +382,7 @@ def _offloaded(judged: Run) -> dict[str, object]:
     if used is None or "offloaded" not in program_of(judged.record)[0]:
         return {}
     free = used.limit_bytes - used.peak_bytes
-    if STATES * bytes_of_optimizers(judged.record) / len(judged.ranks) > free / 2:
+    if 4 * bytes_of_optimizers(judged.record) / len(judged.ranks) > free / 2:  # a gradient and two moments
         return {}
     copied_ms = sum(judged.mean_of(of_operation(COPY_TIME, kind)) or 0.0 for kind in kinds)
     return {"op": "offloaded", "copied_ms": copied_ms, "free_bytes": free}

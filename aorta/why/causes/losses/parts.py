@@ -158,6 +158,7 @@ def parts_of(run: Run, account: Account, small_launch_ms: float = 0.0) -> Parts:
     locked_out = np.minimum(_locked_out(run), account.step_ms)
     ms_by_kind["asleep"], ms_by_kind["locked_out"] = positive(asleep - locked_out), locked_out
     clock, usual, loss = _clocks(run, compute)
+    behind, other = (run.mean_of_host(name) for name in (IDLE_BEHIND, f"{IDLE}{OTHER}"))
     return Parts(
         account=account,
         step_ms=account.step_ms,
@@ -171,7 +172,7 @@ def parts_of(run: Run, account: Account, small_launch_ms: float = 0.0) -> Parts:
         is_unfused=is_unfused,
         small_kernels_ms=_small_kernels(run) if account.on_device else None,
         loops_ms=run.mean_of_host(LOOPS) or 0.0,
-        behind_update=_part_behind(run),
+        behind_update=min(behind / other, 1.0) if behind and other else 0.0,
         idle_waits_ms=idle_waits,
         data_waits_ms=data_waits,
         asleep_ms=host.asleep(account.between_ms) if account.on_device else zero,
@@ -198,11 +199,6 @@ def _waits_that_load(host: Host, idle_ms: Floats, exposed: Exposed) -> Floats:
 def longest_of(by_rank_ms: Floats) -> int:
     """The row of the rank that spends most."""
     return int(np.argmax(by_rank_ms.mean(axis=1)))
-
-
-def _part_behind(judged: Run) -> float:
-    behind, other = (judged.mean_of_host(name) for name in (IDLE_BEHIND, f"{IDLE}{OTHER}"))
-    return min(behind / other, 1.0) if behind and other else 0.0
 
 
 def _small_kernels(judged: Run) -> float | None:

@@ -38,6 +38,7 @@ from aorta.account.rows import of_the_others
 from aorta.records.schema import NO_CALL, NO_OPTIMIZER, HostKind
 from aorta.records.stacks import StackFrame, StackPhase
 from aorta.why.causes.finding import CauseFinding, Floats, of_one_rank, of_the_least
+from aorta.why.causes.losses.host_needs import MOSTLY_IDLE
 from aorta.why.causes.losses.parts import WORK, beside_others, work_ms_of
 from aorta.why.causes.program import noted_program, program_of
 
@@ -151,19 +152,16 @@ def program_code(
     in_both = set.intersection(*(set().union(*(_lines(*of) for of in rows)) for rows in of_passes))
     common = set.intersection(*(set(groups) for groups in grouped))
     found = []
-    waited: dict[Line, tuple[float, float]] | None = None
+    waited = lines_of_spans(judged, "synchronisation") if account.on_device else {}
     for group in common:
-        is_few = sum(len(groups[group]) for groups in grouped) < FEWEST
-        if is_few or (Path(group[0]).name, group[2]) in in_both:
+        if (Path(group[0]).name, group[2]) in in_both or sum(len(of[group]) for of in grouped) < FEWEST:
             continue
         rows = [groups[group] for groups in grouped]
         ms = _common(samples, rows, account, steps)
-        if waited is None:
-            waited = lines_of_spans(judged, "synchronisation") if account.on_device else {}
         ms = ms * _not_waiting(samples, rows, waited)
         if ms.mean() >= LEAST * account.mean_step_ms:
             found.append((group, ms))
-    waits = {line for line, (num, _) in (waited or {}).items() if num >= MANY_WAITS}
+    waits = {line for line, (num, _) in waited.items() if num >= MANY_WAITS}
     # On a busy CPU, of what is the ranks' own time, as these samples are.
     least = LARGE * (1.0 if account.on_device else 1 - account.share("core_taken"))
     for place, (group, ms) in enumerate(sorted(found, key=lambda entry: -entry[1].mean())[:MOST_GROUPS]):
@@ -184,6 +182,15 @@ def program_code(
             is_copying = place == 0 and account.mean_ms("copy") >= MOSTLY * idle_ms
             is_waiting = waits & lines or _synchronize(samples, rows)
             kind = "synchronisation" if is_waiting else "copy" if is_copying else kind
+            if kind == "synchronisation" and account.share("launch") >= MOSTLY_IDLE:
+                # A host that nothing holds up gains what it waits; what it launches in between stays.
+                of_lines = [
+                    [row for row in chosen if _innermost_line(one, row) in waits]
+                    for one, chosen in zip(samples, rows, strict=True)
+                ]
+                ms = np.maximum(
+                    _common(samples, of_lines, account, steps) - account.mean_ms("synchronisation"), 0.0
+                )
         is_small = ms.mean() < least * account.mean_step_ms or _may_be_chance(samples, rows, least / 2)
         if kind == "program_code" and is_small:
             continue  # it would not be named, and take from what is
@@ -311,14 +318,10 @@ def loss_loop(judged: Run, account: Account) -> Iterator[CauseFinding]:
         "part_ms": loop.ms,
     }
     taken = 1 + account.mean_ms("core_taken") / max(account.mean_ms(*WORK), 1e-9)
-    yield _part_of_work(loop.ms / taken, account, facts)
-
-
-def _part_of_work(ms: float, account: Account, facts: dict[str, Any]) -> CauseFinding:
-    """Of what ranks compute, and as much of what others take of their cores meanwhile."""
+    # Of what ranks compute, and as much of what others take of their cores meanwhile.
     work_ms = work_ms_of(account)
     both_ms, takes = beside_others(account, work_ms)
-    return CauseFinding("compute", ms / float(work_ms.mean()) * both_ms, takes, facts=facts)
+    yield CauseFinding("compute", loop.ms / taken / float(work_ms.mean()) * both_ms, takes, facts=facts)
 
 
 def lines_of_spans(

@@ -553,7 +553,9 @@ def exposure(run: Run) -> Exposure | None:
         for record in records:
             bare = exposed_spans(record)
             num += 1
-            num_updates.append(_num_updates(record))
+            # Optimizers that step one after the other, without a backward pass between, are one update.
+            spans = [span.kind for span in record.host_spans or () if span.kind in ("backward", "optimizer")]
+            num_updates.append(sum(pair == ("backward", "optimizer") for pair in pairwise(spans)))
             for call in record.collectives or ():
                 entry = by_call[call.op, record.module_of(call), call.group]
                 entry[1] = max(entry[1], call.bytes or 0)
@@ -576,7 +578,11 @@ def exposure(run: Run) -> Exposure | None:
     ops = () if units is None else units.ops
     launched = _launched(run, lines)
     for record in launched:
-        of_units = [call for call in record.collectives or () if _is_of_unit(record, call, ops, group)]
+        of_units = [
+            call
+            for call in record.collectives or ()
+            if call.op in ops and call.group == group and record.module_of(call)
+        ]
         unit_launch_ms.append(launch_ms_of_unit(of_units))
         launching_ms += _small_launches_ms(record, of_units)
     for op, row in wide.items():
@@ -650,21 +656,11 @@ def _are_units(lines: Mapping[int, Sequence[StepRecord]], group: str) -> bool:
     return True
 
 
-def _is_of_unit(record: StepRecord, call: CollectiveRecord, ops: tuple[str, ...], group: str | None) -> bool:
-    return call.op in ops and call.group == group and bool(record.module_of(call))
-
-
 def _part_beyond(call: CollectiveRecord, parameter_dtype: str | None) -> float:
     """Of a large call's bytes, what it would not move in the parameters' dtype."""
     if parameter_dtype is None or call.dtype not in FLOATS or (call.bytes or 0) <= SMALL_BYTES:
         return 0.0
     return max(1 - FLOATS[parameter_dtype] / FLOATS[call.dtype], 0.0)
-
-
-def _num_updates(record: StepRecord) -> int:
-    """Optimizers that step one after the other, without a backward pass between them, are one update."""
-    kinds = [span.kind for span in record.host_spans or () if span.kind in ("backward", "optimizer")]
-    return sum(pair == ("backward", "optimizer") for pair in pairwise(kinds))
 
 
 def _small_launches_ms(record: StepRecord, but: Sequence[CollectiveRecord]) -> float:

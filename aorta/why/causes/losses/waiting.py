@@ -126,14 +126,10 @@ def unbalanced_stages(judged: Run, parts: Parts, exposed: Exposed) -> Iterator[C
             "others_compute_ms": others_ms,
             "more_ms": compute_ms - others_ms,
             "balanced_ms": float(balanced.mean()),
-            "what": _what_takes_longer(parts),
+            "what": "compute kernels take" if parts.on_device else "code between collectives takes",
         },
         rank=ranks[worst],
     )
-
-
-def _what_takes_longer(parts: Parts) -> str:
-    return "compute kernels take" if parts.on_device else "code between collectives takes"
 
 
 def waiting(judged: Run, parts: Parts, exposed: Exposed) -> Iterator[CauseFinding]:
@@ -578,10 +574,8 @@ def loading_left_out(judged: Run) -> CauseFinding | None:
     waits = (beyond_ms > WAITS * step_ms.mean()).any(axis=0)
     # A rank whose host runs ahead meets the wait of another one in the step behind it.
     is_free = (is_known | steps) & ~waits & ~np.append(False, waits[:-1])
-    if not is_free.any():
-        return None
-    mean_ms = float(row_ms[steps].mean())
-    cost_ms = min(mean_ms, float(step_ms[steps].mean() - np.median(step_ms[is_free])))
+    mean_ms, usual_ms = row_ms[steps].mean(), np.median(step_ms[is_free if is_free.any() else is_known])
+    cost_ms = min(float(mean_ms), float(step_ms[steps].mean() - usual_ms))
     if not cost_ms > 0 or not lasts(row_ms[steps], knows_busy=True):
         return None
     in_steps, num = int((waits & steps).sum()), judged.num_judged
