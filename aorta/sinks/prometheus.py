@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from aorta.errors import ConfigError
 from aorta.records.newest import FollowedRank
 from aorta.records.schema import StepRecord
-from aorta.records.state import LinesState, RankState
+from aorta.records.state import SUMS, LinesState, RankState
 from aorta.sinks.scalars import HELP, scalars
 from aorta.sinks.sink import Place
 
@@ -114,16 +114,9 @@ OF_ALL_STEPS: tuple[tuple[str, str, Callable[[LinesState], float | None]], ...] 
     ("aorta_steps_total", "Steps of this attempt", lambda lines: lines.num_steps),
     ("aorta_tokens_total", "Tokens of this rank", lambda lines: lines.tokens or None),
     *(
-        (f"aorta_{name}_seconds_total", f"{meaning}, sum of all steps", lambda lines, key=f"{name}_ms": (
-            lines.sums[key] / 1e3 if key in lines.sums else None))
-        for name, meaning in (
-            ("step", "Length of the steps"),
-            ("compute", "Time in which the rank computed"),
-            ("comm", "Time in which a collective of the rank ran"),
-            ("hidden", "Communication under compute"),
-            ("exposed", "Communication during which the rank computed nothing"),
-            ("idle", "Time in which the rank neither communicated nor computed"),
-        )
+        (f"aorta_{name.removesuffix('_ms')}_seconds_total", f"{HELP[name]}, sum of all steps",
+         lambda lines, name=name: lines.sums[name] / 1e3 if name in lines.sums else None)
+        for name in SUMS
     ),
 )  # fmt: skip
 """Name, meaning and value of the counters, from the sums that a rank keeps of its steps."""
