@@ -121,7 +121,7 @@ class Source:
         rules: Sequence[CommRule] = COMM_RULES,
     ) -> RankTrace:
         if rank not in self.files:
-            raise TraceError(f"{self.path} holds no rank {rank}; it has {_list(self.ranks)}")
+            raise TraceError(f"{self.path} holds no rank {rank}; it has {ranks_text(self.ranks)}")
         file = self.files[rank]
         trace = _read(file, rules)
         notes = [note for note in trace.quality.notes if note != RANK_ASSUMED]
@@ -421,5 +421,5 @@ def _natural(text: str) -> list[tuple[int, str]]:
     return [(int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"(\d{1,18})", text)]
 
 
-def _list(ranks: Sequence[int]) -> str:
+def ranks_text(ranks: Sequence[int]) -> str:
     return ", ".join(map(str, ranks[:8])) + (", ..." if len(ranks) > 8 else "")

@@ -38,7 +38,7 @@ from aorta.timeline.waits import RankView, exposed_waiting, match_ranks
 from aorta.traces.inventory import rank_inventory
 from aorta.traces.model import NS_PER_MS
 from aorta.traces.quality import verdict_of_ranks
-from aorta.traces.sources import Source, map_ranks, open_source
+from aorta.traces.sources import Source, map_ranks, open_source, ranks_text
 from aorta.traces.steps import Reading, StepRule
 
 EARLIEST_UNIX_NS = 10**18
@@ -316,7 +316,3 @@ def rank_notes(view: RankView, are_all: bool) -> list[str]:
     if last := last_to_arrive(view.ranks, view.waits):
         lines.append(f"note: {last}")
     return lines
-
-
-def ranks_text(ranks: Sequence[int]) -> str:
-    return ", ".join(map(str, ranks[:8])) + (", ..." if len(ranks) > 8 else "")

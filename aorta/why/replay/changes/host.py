@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aorta.traces.host_spans import is_data_loading
+from aorta.traces.sources import ranks_text
 from aorta.why.replay.changes.change import DELAY, FACTOR, UnfitError, form
 from aorta.why.replay.draft import Draft
 from aorta.why.replay.graph import ArcKind, NodeKind
@@ -197,7 +198,7 @@ def delay_host(draft: Draft, ms: float, rank: int | None = None) -> None:
     """The host of these ranks takes longer at the beginning of every step."""
     graph = draft.graph
     if rank is not None and rank not in graph.ranks:
-        raise UnfitError(f"there is no rank {rank}, but {_list(graph.ranks)}")
+        raise UnfitError(f"there is no rank {rank}, but {ranks_text(graph.ranks)}")
     chosen = [
         node
         for node, kind in enumerate(graph.nodes.kind)
@@ -208,7 +209,3 @@ def delay_host(draft: Draft, ms: float, rank: int | None = None) -> None:
     for node in chosen:
         for arc in draft.incoming(2 * node + 1, ArcKind.CALL):
             draft.length_ns[arc] += ms * 1e6
-
-
-def _list(ranks: tuple[int, ...]) -> str:
-    return ", ".join(map(str, ranks[:8])) + (", ..." if len(ranks) > 8 else "")
