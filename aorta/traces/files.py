@@ -138,6 +138,11 @@ class Database:
         return int(self.rows(f"SELECT count(*) FROM {quoted(table)}")[0][0])
 
 
+def integer(value: Any) -> int:
+    """The value if it is an integer, else 0: SQLite holds any type in any column."""
+    return value if type(value) is int else 0
+
+
 def quoted(name: str) -> str:
     """Name of a table or column, as SQL takes it whatever it holds."""
     return '"' + name.replace('"', '""') + '"'

@@ -18,7 +18,7 @@ from aorta.processes import no_garbage_collection
 from aorta.timeline.collective import canonical_op
 from aorta.traces.assemble import Activities, Category, assemble, indexed, nanoseconds
 from aorta.traces.classify import COMM_RULES, CommRule, classifier
-from aorta.traces.files import Database, open_database, quoted
+from aorta.traces.files import Database, integer, open_database, quoted
 from aorta.traces.host_calls import (
     CallRow,
     CollectiveCalls,
@@ -122,13 +122,13 @@ def _activities(database: Database, process: int | None) -> tuple[Activities, in
     names, name = indexed([row[1] for row in rows])
     has_several_devices = len({row[4] for row in rows}) > 1
     streams, stream = indexed([f"{row[4]}:{row[6]}" if has_several_devices else str(row[6]) for row in rows])
-    start_ns = nanoseconds([_integer(row[2]) for row in rows], location)
-    correlation = [_integer(row[7]) for row in rows]
+    start_ns = nanoseconds([integer(row[2]) for row in rows], location)
+    correlation = [integer(row[7]) for row in rows]
     calls, ranges, collectives = _host_side(database, strings, process, location)
     links = link(nanoseconds(correlation, location), HostCalls.from_rows(calls))
     info_of = collectives.information(links)
     base_ns = _base_ns(database, notes)
-    end_ns = nanoseconds([_integer(row[3]) for row in rows], location)
+    end_ns = nanoseconds([integer(row[3]) for row in rows], location)
     category = np.array([int(row[0]) for row in rows], dtype=np.int8)
     copies = np.flatnonzero(category == Category.COPY)
     copied, half_ns = [correlation[i] for i in copies.tolist()], (start_ns + (end_ns - start_ns) // 2)[copies]
@@ -162,10 +162,10 @@ def _host_side(
     """Runtime calls, NVTX ranges, and those that NCCL makes."""
     rows = [
         (
-            _integer(correlation),
-            _integer(start),
-            _integer(end),
-            _integer(thread),
+            integer(correlation),
+            integer(start),
+            integer(end),
+            integer(thread),
             str(strings.get(name, "")),
         )
         for start, end, correlation, thread, name in _select(
@@ -178,9 +178,9 @@ def _host_side(
     ranges = [
         HostEvent(
             str(text if text is not None else strings.get(text_id, "")),
-            _integer(start),
+            integer(start),
             end,
-            _integer(thread),
+            integer(thread),
         )
         for start, end, text, text_id, thread in _select(
             database, NVTX, "start", "end", "text", "textId", "globalTid"
@@ -189,7 +189,7 @@ def _host_side(
     ]
     nanoseconds([time for event in ranges for time in (event.start_ns, event.end_ns)], location)
     nccl = [
-        HostCall(event.name, event.start_ns, event.end_ns, _integer(event.thread), {})
+        HostCall(event.name, event.start_ns, event.end_ns, integer(event.thread), {})
         for event in ranges
         if NCCL_RANGE.match(event.name) and canonical_op(event.name)
     ]
@@ -253,7 +253,3 @@ def _select(database: Database, table: str, *columns: str) -> list[tuple[Any, ..
 def _pid(global_id: Any) -> int:
     """Process number within a globalPid or globalTid; 0 where there is none."""
     return global_id // ID_UNIT % ID_UNIT if type(global_id) is int else 0
-
-
-def _integer(value: Any) -> int:
-    return value if type(value) is int else 0

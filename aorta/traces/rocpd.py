@@ -16,7 +16,7 @@ from aorta.errors import TraceError
 from aorta.processes import no_garbage_collection
 from aorta.traces.assemble import Category, nanoseconds
 from aorta.traces.classify import COMM_RULES, CommRule
-from aorta.traces.files import Database, open_database, quoted
+from aorta.traces.files import Database, integer, open_database, quoted
 from aorta.traces.host_calls import HostCall
 from aorta.traces.host_spans import HostEvent
 from aorta.traces.model import RankTrace, listed_names
@@ -338,13 +338,13 @@ def _columns(
     location: str,
 ) -> Columns:
     rows: list[_Kernel | _Copy] = [*kernels, *copies]
-    times = nanoseconds([_integer(t) for r in regions for t in (r.start, r.end)], location).tolist()
+    times = nanoseconds([integer(t) for r in regions for t in (r.start, r.end)], location).tolist()
     starts, ends = times[::2], times[1::2]
-    threads = [_integer(r.thread) for r in regions]
+    threads = [integer(r.thread) for r in regions]
     is_marker = ["MARKER" in str(r.category) for r in regions]
     return Columns(
-        start_ns=nanoseconds([_integer(row.start) for row in rows], location),
-        end_ns=nanoseconds([_integer(row.end) for row in rows], location),
+        start_ns=nanoseconds([integer(row.start) for row in rows], location),
+        end_ns=nanoseconds([integer(row.end) for row in rows], location),
         category=[Category.KERNEL] * len(kernels)
         + [
             Category.PEER_COPY
@@ -357,10 +357,10 @@ def _columns(
         + [c.source if "DEVICE_TO_HOST" in str(c.name).upper() else c.destination for c in copies],
         stream=[row.stream for row in rows],
         queue=[f"queue {k.queue}" for k in kernels] + ["copies"] * len(copies),
-        correlation=[_integer(row.correlation) for row in rows],
-        dispatch=[_integer(k.dispatch) for k in kernels],
+        correlation=[integer(row.correlation) for row in rows],
+        dispatch=[integer(k.dispatch) for k in kernels],
         calls=[
-            (_integer(r.correlation), start, end, thread, str(r.name))
+            (integer(r.correlation), start, end, thread, str(r.name))
             for r, start, end, thread, is_mark in zip(regions, starts, ends, threads, is_marker, strict=True)
             if not is_mark
         ],
@@ -387,11 +387,6 @@ def _message(region: _Region) -> str:
         if isinstance(extra, dict) and isinstance(extra.get("message"), str):
             return str(extra["message"])
     return str(region.name)
-
-
-def _integer(value: Any) -> int:
-    """The value if it is an integer, else 0: SQLite holds any type in any column."""
-    return value if type(value) is int else 0
 
 
 def _device(database: Database) -> str | None:
