@@ -89,6 +89,23 @@ def test_a_rank_is_late_by_what_it_alone_is_in_while_the_others_wait_in_any_coll
     assert "meanwhile these are in" in " ".join(cause.evidence)
 
 
+def test_what_a_rank_alone_is_in_in_every_fourth_step_is_told_once_and_with_its_period(tmp_path):
+    """Rank 0 works 40 ms longer in every fourth step, for which rank 1 waits: 10 ms of a step."""
+
+    def make(rank, step, noise):
+        late_ms = 40.0 if step % 4 == 0 else 0.0
+        return waited(late_ms * noise.gauss(1, 0.01), rank, step, noise, late_rank=0)
+
+    folder = run_of(tmp_path, make, steps=48)
+    for rank in (0, 1):
+        own = ("augment", "rest", "runs", 40.0, 4)
+        waits = ("model", "communication", "sleeps", 40.0, 4)
+        write_stacks(folder, rank, COMMON, own if rank == 0 else waits, steps=48)
+    (cause,) = causes(judge(load_run(folder, "run")))
+    assert cause.subject == "waiting for rank 0, which is in augment(), straggler.py:5, every fourth step"
+    assert cause.ms == pytest.approx(10.0, rel=0.1)
+
+
 def test_data_loading_is_named_with_the_line_that_loads(tmp_path):
     def slow_loader(rank, step, noise):
         return Host().work(9.0, "data").work(30.0 * noise.gauss(1, 0.01)).comm(2.0)

@@ -37,7 +37,7 @@ from aorta.account.model import Run
 from aorta.account.rows import of_the_others
 from aorta.records.schema import NO_CALL, NO_OPTIMIZER, HostKind
 from aorta.records.stacks import StackFrame, StackPhase
-from aorta.why.causes.finding import CauseFinding, Floats, of_one_rank, of_the_least
+from aorta.why.causes.finding import WAIT, CauseFinding, Floats, of_the_least
 from aorta.why.causes.losses.host_needs import MOSTLY_IDLE
 from aorta.why.causes.losses.parts import WORK, beside_others, work_ms_of
 from aorta.why.causes.program import noted_program, program_of
@@ -411,7 +411,8 @@ def own_of_rank(judged: Run, account: Account) -> CauseFinding | None:
     facts["waited_ms"] = longer * account.mean_step_ms
     facts["waited_in"] = None if waited_in is None else f"{waited_in.calls} ({waited_in.text})"
     ms *= min(longer / own_part[worst], 1.0)
-    takes = of_one_rank(num_ranks, *CPU_CELLS)
+    # Of what grows, steps that were not recorded have the most.
+    takes = {(*WAIT, "unrecorded"): 1 - 1 / num_ranks, ("unrecorded", *CPU_CELLS): 1 / num_ranks}
     return CauseFinding("late_rank", ms, takes, facts, rank=judged.ranks[worst], by_stretch=True)
 
 

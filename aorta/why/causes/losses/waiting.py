@@ -141,9 +141,9 @@ def waiting(judged: Run, parts: Parts, exposed: Exposed) -> Iterator[CauseFindin
         longest = longest_of(parts.account.cells["data"])
         left[longest] = positive(left[longest] - of_the_others(parts.data_waits_ms)[longest])
     own = own_of_rank(judged, parts.account)
-    if own is not None and own.rank is not None:
-        row = ranks.index(own.rank)
-        left[row] = positive(left[row] - own.ms)
+    if own is not None and own.rank is not None and not _is_in_some_steps(judged, parts, left, own.rank):
+        lost_ms = left[ranks.index(own.rank)]
+        lost_ms *= max(1 - own.mean_ms / max(float(lost_ms.mean()), own.mean_ms), 0.0)
         yield own
     yield from _starved_rank(judged, parts, left)
     for name, kind in PART_KINDS:
@@ -361,6 +361,12 @@ def _finding_of(
 def _late(judged: Run, parts: Parts, lost_ms: Floats) -> Lateness | None:
     knows_busy = parts.on_device or parts.taken_ms is not None
     return late_of_recorded(lost_ms, judged.global_step[judged.judged_steps], knows_busy)
+
+
+def _is_in_some_steps(judged: Run, parts: Parts, lost_ms: Floats, rank: int) -> bool:
+    """Of a rank that is late with a period recorded waits say more than samples."""
+    late = _late(judged, parts, lost_ms)
+    return late is not None and late.occasions is not None and judged.ranks[late.row] == rank
 
 
 def _of_rank(values: Floats, late: Lateness) -> tuple[float, float]:
