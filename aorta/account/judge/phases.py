@@ -40,7 +40,7 @@ TITLES: dict[StepPhase, str] = {
     "logging": "after the update",
     "evaluation": "evaluation, pauses",
     "checkpoint": "checkpoint",
-    "rest": "own code, rest",
+    "rest": "own code and the rest",
 }
 
 

@@ -99,12 +99,9 @@ def _recorded(account: Account) -> str:
     usual = account.usual
     if usual is None or not abs(usual.recorded_ms - usual.ms) >= UNLIKE * usual.ms:
         return ""
-    text = (
-        f"; sizes are of {account.step_ms.shape[1]:,} recorded steps of {quantity(usual.recorded_ms, 'ms')}"
-    )
-    if usual.recorded_ms > usual.ms:
-        return f"{text}, scaled to {quantity(usual.ms, 'ms')}"
-    return f"{text}, and what makes the others longer was not recorded"
+    scaled = f", scaled to {quantity(usual.ms, 'ms')}" if usual.recorded_ms > usual.ms else ""
+    num, ms = account.step_ms.shape[1], quantity(usual.recorded_ms, "ms")
+    return f"; sizes are of {num:,} recorded steps of {ms}{scaled}"
 
 
 def causes_text(causes: Causes, run: Run) -> str:
