@@ -1,6 +1,6 @@
 """
 cause: late_rank
-told: rank 0 alone spends this in .*one_rank_works.py:\d+
+told: rank 0 alone (spends this in|does) .*one_rank_works.py:\d+
 ranks: 2
 """
 
