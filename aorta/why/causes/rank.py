@@ -414,7 +414,8 @@ def _place(cause: Cause, named: list[Cause]) -> tuple[float, bool]:
     most_ms = math.inf
     if cause.kind == "bubble":
         most_ms = min((one.ms for one in named if one.kind == "late_rank"), default=math.inf)
-    if cause.kind == "core_taken" or cause.change.startswith("torch.set_num_threads"):
+    is_of_threads = cause.kind == "compute" and cause.change.startswith("torch.set_num_threads")
+    if cause.kind == "core_taken" or is_of_threads:
         most_ms = min((one.ms for one in named if one.is_waited_for), default=math.inf)
     if cause.kind == "late_rank" and any(text.startswith("launches:") for text in cause.evidence):
         known = [one.ms for one in named if not one.is_waited_for]
