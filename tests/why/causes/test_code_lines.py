@@ -1,5 +1,7 @@
 """The line of the program that a cause names, by stacks written beside a run with a known loss."""
 
+import os
+
 import msgspec
 import numpy as np
 import pytest
@@ -654,3 +656,74 @@ def test_a_library_that_calls_torch_runs_operators_without_a_frame_and_no_python
     ]
     judged = sampled_dataset([stacks], source="host").first
     assert [one.facts["at"].text for one in code_in_passes(judged, account_of(judged), [])] == told
+
+
+def in_the_forward_pass(*paths, reason="", **record):
+    """What is told of samples of a CPU's forward pass, 20 ms in each of ten steps of each path."""
+    stacks = sampled(*((step, 20_000, "runs", MAIN, *path) for step in range(2, 12) for path in paths))
+    stacks.samples = [
+        msgspec.structs.replace(one, phase=STACK_PHASES.index("forward")) for one in stacks.samples
+    ]
+    record = run_record(1, not_measured={"flops_per_step": reason}, **record)
+    judged = msgspec.structs.replace(sampled_dataset([stacks], source="host").first, record=record)
+    found = code_in_passes(judged, account_of(judged), [])
+    return [
+        (one.facts["origin"], one.facts["at"].text, round(one.mean_ms / one.facts["step_ms"], 2))
+        for one in found
+    ]
+
+
+def of_torch(function):
+    return StackFrame("torch", 0, function, False)
+
+
+@pytest.mark.parametrize(
+    ("leaf", "told"),
+    [
+        (of_torch("_unique_impl"), [("ordering", "normalise(), train.py:7", 0.5)]),
+        (StackFrame("", 0, "torch.coalesce", False), [("ordering", "normalise(), train.py:7", 0.5)]),
+        (of_torch("softmax"), []),
+        (StackFrame("", 0, "torch.topk", False), []),
+    ],
+)
+def test_what_orders_rows_within_the_model_can_be_done_before(leaf, told):
+    """A model that computes in its own functions is no loss."""
+    linear = StackFrame("train.py", 9, "Model.forward", True), of_torch("Linear.forward")
+    normalise = StackFrame("train.py", 7, "normalise", True), leaf
+    assert in_the_forward_pass(normalise, linear) == told
+
+
+SOURCE = """
+class Model:
+    def pool(self, h, lengths):
+        h = h.tanh()
+        for row, length in zip(h, lengths):
+            n = length.item()
+            parts.append(self.head(row[:n]).mean(0))
+        return torch.cat(parts)
+"""
+
+
+@pytest.mark.parametrize(
+    ("line", "leaf", "written_ns", "told"),
+    [
+        pytest.param(7, None, 0, ["reading"], id="in-the-loop"),
+        pytest.param(7, "Linear.forward", 0, [], id="in-a-module-that-it-calls"),
+        pytest.param(4, None, 0, [], id="before-it"),
+        pytest.param(8, "cat", 0, [], id="behind-it"),
+        pytest.param(7, None, 1 << 62, [], id="in-a-newer-source"),
+        pytest.param(7, None, None, [], id="without-source"),
+    ],
+)
+def test_a_loop_that_reads_values_is_told_by_its_source(tmp_path, line, leaf, written_ns, told):
+    """A count of the model without data came to item() in line 6."""
+    file = tmp_path / "net.py"
+    if written_ns is not None:
+        file.write_text(SOURCE)
+        os.utime(file, ns=(written_ns, written_ns))
+    at = StackFrame(str(file), line, "Model.pool", True)
+    path = (at, of_torch(leaf)) if leaf else (at,)
+    linear = StackFrame("train.py", 9, "Model.forward", True), of_torch("Linear.forward")
+    reason = "the forward pass reads values of tensors on the host (at Model.pool(), net.py:6)"
+    found = in_the_forward_pass(path, linear, reason=reason, started_unix_ns=1 << 60)
+    assert [(origin, text) for origin, text, _ in found] == [(one, "Model.pool(), net.py:7") for one in told]

@@ -7,7 +7,6 @@ of the model without data: it takes its part of the time of all kernels, of whic
 """
 
 import re
-from collections import Counter
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -329,20 +328,22 @@ def _counted(judged: Run, account: Account, work: WorkOfStep) -> Iterator[CauseF
         seen_ms = seen(loop.at, range(loop.first_line, loop.last_line + 1))
         work_ms, on_core = float(ms.mean()), takes.get(WORK, 1.0)  # others take cores meanwhile
         if seen_ms:
-            # Forward, without what they compute, were each but one operator; of the backward pass as much.
+            # Without what they compute, were each but one operator; as much of a backward pass that is there.
             # A step of nothing but small operators has a low rate because of them: no core is so slow.
             threads = (noted_program(judged.record).get("modes") or {}).get("num_threads") or 1
             least_s = loop.flops / (threads * CORE_FLOPS_PER_S) + loop.bytes / CPU_BYTES_PER_S
             own_ms = min(float(part_ms(loop.flops, loop.bytes).mean()), 1e3 * least_s / on_core)
             own_ms += seen_ms / loop.iterations
-            each_ms, lost = seen_ms / loop.operators, 2 * (seen_ms - own_ms)
+            backward = min(loop.all_operators / loop.operators - 1, 1.0)
+            each_ms, lost = seen_ms / loop.operators, (1 + backward) * (seen_ms - own_ms)
         else:
             each_ms, lost = work_ms / loop.all_operators, OPERATOR_MS * loop.all_operators
         if lost > 0 and on_core * each_ms < SMALL_CALL_MS:
             what = f"{loop.all_operators:,} small operators in a loop"
             lost_ms = min(lost / work_ms, MOST_OF_WORK) * ms
             facts = {"iterations": loop.iterations, "each_us": 1e3 * each_ms, "loop_lines": lines_text(loop)}
-            yield finding(loop.kind, what, loop.at, lost_ms, **facts)
+            op = "unchanged" if _is_unchanged(loop, work) else loop.kind
+            yield finding(op, what, loop.at, lost_ms, **facts | facts_of.get(op, {}))
     scores_in = "" if work.scores_at is None else work.scores_at.outer_function
     for rows in _by_function(work.lines):
         handed, forward = (
@@ -382,22 +383,23 @@ def _by_function(lines: list[LineOfWork]) -> list[list[LineOfWork]]:
 def loop_of(work: WorkOfStep) -> OperatorLoop | None:
     """With the lines that hold its operators: few rounds over parts in a function that is called often are
     noted where that is called."""
-    loop, num_of = work.loop, Counter[tuple[str, str]]()
-    for line in work.lines:
-        num_of[line.at.file, line.at.outer_function] += line.operators
-    if loop is None or loop.kind != "parts" or not num_of:
+    loop = work.loop
+    if loop is None or loop.kind != "parts":
         return loop
-    function, left = num_of.most_common(1)[0]
-    own = num_of[loop.at.file, loop.at.outer_function]
-    if own >= HALF * loop.all_operators or left < NEARLY_ALL * loop.all_operators:
-        return loop
-    found, least = list[StackFrame](), (1 - NEARLY_ALL) * left
-    for line in sorted(work.lines, key=lambda line: -line.operators):
-        if (line.at.file, line.at.outer_function) == function and left > least:
-            found.append(line.at)
-            left -= line.operators
-    numbers = [at.line for at in found]
-    return msgspec.structs.replace(loop, at=found[0], first_line=min(numbers), last_line=max(numbers))
+    for lines in _by_function(work.lines):
+        large = [line for line in lines if line.operators >= LEAST * loop.all_operators]
+        num, most = sum(line.operators for line in large), max(lines, key=lambda line: line.operators).at
+        if most.outer_function != loop.at.outer_function and num >= NEARLY_ALL * loop.all_operators:
+            numbers = [line.at.line for line in large]
+            return msgspec.structs.replace(loop, at=most, first_line=min(numbers), last_line=max(numbers))
+    return loop
+
+
+def _is_unchanged(loop: OperatorLoop, work: WorkOfStep) -> bool:
+    at = work.unchanged_at
+    is_there = at is not None and at.file == loop.at.file and loop.first_line <= at.line <= loop.last_line
+    flops, num_bytes = NEARLY_ALL * loop.flops, NEARLY_ALL * loop.bytes
+    return is_there and work.unchanged >= flops and work.unchanged_bytes >= num_bytes
 
 
 def lines_text(loop: OperatorLoop) -> str:

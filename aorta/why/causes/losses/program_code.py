@@ -4,6 +4,7 @@ Averages of weights, metrics, logging, checks of gradients. The loop's own lines
 well, so that they are named from a larger share on.
 """
 
+import ast
 import builtins
 import math
 import re
@@ -35,6 +36,7 @@ from aorta.account.judge.stacks import (
 from aorta.account.load.rank.phases import PREFIX
 from aorta.account.model import Run
 from aorta.account.rows import of_the_others
+from aorta.files import read_regular
 from aorta.records.schema import NO_CALL, NO_OPTIMIZER, HostKind
 from aorta.records.stacks import StackFrame, StackPhase
 from aorta.why.causes.finding import WAIT, CauseFinding, Floats, of_the_least
@@ -55,6 +57,13 @@ LARGE = 0.1
 """Of a step, from which on a group is called by what it does to the device."""
 MOSTLY = 0.4
 """Of the idle time that the largest group may take, from which on exposed copies are what it does."""
+LOOPS = (ast.For, ast.While, ast.ListComp, ast.GeneratorExp)
+READ_AT = re.compile(r"values.* \(at (.+):(\d+)\)$")
+"""Function and line, in the reason why a model was not counted."""
+ORDERS = re.compile(
+    "unique|_return_|coalesce|bincount|histc|argsort|searchsorted|bucketize|isin|sparse_(coo|cs)"
+)
+"""In names of operators that tell where rows belong: they have no gradients."""
 FEWEST = 3
 """Samples that show what is named."""
 OF_VALUES = ("torch.tensor", "torch.as_tensor", "torch.from_numpy")
@@ -251,7 +260,7 @@ def code_in_passes(judged: Run, account: Account, losses: list[CauseFinding]) ->
     )
     known = [at for one in losses if isinstance(at := one.facts.get("at"), StackFrame)]
     told = {(at.file, at.outer_function) for at in known}
-    by_function: dict[Function, list[list[int]]] = defaultdict(lambda: [[] for _ in samples])
+    by_function: dict[tuple[str, str, str], list[list[int]]] = defaultdict(lambda: [[] for _ in samples])
     lines = Counter[StackFrame]()
     has_anomaly = "anomaly" in program_of(judged.record)[0]  # which has a cause of its own
     in_passes = [
@@ -261,13 +270,22 @@ def code_in_passes(judged: Run, account: Account, losses: list[CauseFinding]) ->
     ]
     # A library's function that calls torch's, such as Trainer.train, has operators without a frame in others.
     models = {entry for *_, path in in_passes if path[-1].file == "torch" and (entry := _entered(path))}
+    in_loop = _reading_loop(judged, samples)
     for number, row, path in in_passes:
-        if _entered(path) not in models and not (has_anomaly and _keeps_a_stack(path[-1])):
-            at = _python_at(path)
-            is_sign = path[-1].is_program and (not operators or (path[-1].file, path[-1].line) in operators)
-            if at is not None and not is_sign and (at.file, at.outer_function) not in told:
-                by_function[at.file, at.outer_function][number].append(row)
-                lines[at] += 1
+        leaf, at, origin = path[-1], innermost(path), "in_passes"
+        is_module = leaf.file == "torch" and leaf.function.endswith(".forward")  # with much to compute, maybe
+        if at in in_loop and not is_module:
+            origin = "reading"
+        elif ORDERS.search(leaf.function) and not leaf.is_program:
+            origin = "ordering"
+        elif _entered(path) not in models and not (has_anomaly and _keeps_a_stack(leaf)):
+            is_sign = leaf.is_program and (not operators or (leaf.file, leaf.line) in operators)
+            at = None if is_sign else _python_at(path)
+        else:
+            continue
+        if at is not None and (at.file, at.outer_function) not in told:
+            by_function[at.file, at.outer_function, origin][number].append(row)
+            lines[at] += 1
     most = max(by_function, key=lambda key: sum(map(len, by_function[key])), default=None)
     if most is None or not all(len(rows) >= FEWEST for rows in by_function[most]):
         return
@@ -276,12 +294,37 @@ def code_in_passes(judged: Run, account: Account, losses: list[CauseFinding]) ->
         "who": "all ranks" if len(judged.ranks) > 1 else "the rank",
         "step_ms": account.mean_step_ms,
         "what": OWN,
-        "origin": "in_passes",
-        "passes_ms": float(ms.mean()),
-        "at": max((at for at in lines if (at.file, at.outer_function) == most), key=lines.__getitem__),
+        "op": most[2],
+        "origin": most[2],
+        f"{most[2]}_ms": float(ms.mean()),
+        "at": max((at for at in lines if (at.file, at.outer_function) == most[:2]), key=lines.__getitem__),
     }
     if ms.mean() >= LARGE * account.mean_step_ms:
-        yield CauseFinding("program_code", ms, {CPU_CELLS: 1.0}, facts=facts, by_stretch=True)
+        found = CauseFinding("program_code", ms, {CPU_CELLS: 1.0}, facts=facts, by_stretch=True)
+        backward_ms = judged.mean_of_host(f"{PREFIX}{BACKWARD}") or 0.0  # of which it has as much
+        found.more_ms = min(found.mean_ms, backward_ms) if most[2] == "reading" else 0.0
+        yield found
+
+
+def _reading_loop(judged: Run, samples: list[Samples]) -> set[StackFrame]:
+    """Lines of the outermost loop of the model around the value that a count without data came upon. Empty
+    without one, and where the source is gone or was written since."""
+    record = judged.record
+    found = READ_AT.search("" if record is None else record.not_measured.get("flops_per_step", ""))
+    frames = {frame for one in samples for frame in one.stacks.frames if frame.is_program}
+    frames = {frame for frame in frames if found and frame.text.rpartition(":")[0] == found[1]}
+    if record is None or found is None or not frames:
+        return set()
+    file = next(iter(frames)).file
+    try:
+        is_same = Path(file).stat().st_mtime_ns <= record.started_unix_ns
+        tree = ast.parse(read_regular(file) if is_same else b"")
+    except (OSError, SyntaxError, ValueError, RecursionError):
+        return set()
+    loops = (node for node in ast.walk(tree) if isinstance(node, LOOPS))
+    around = [range(node.lineno, (node.end_lineno or 0) + 1) for node in loops]
+    lines = next((of_loop for of_loop in around if int(found[2]) in of_loop), ())
+    return {frame for frame in frames if frame.line in lines}
 
 
 def _entered(path: list[StackFrame]) -> StackFrame | None:
