@@ -85,13 +85,13 @@ def _gaps_of_ranks(run: Run) -> Floats:
 
 
 def rank_outside(run: Run) -> int | None:
-    """The rank whose long gaps the others, which have none, wait for in their next step."""
-    gaps, next_ms = positive(_gaps_of_ranks(run))[:, :-1], positive(run.values("step_ms"))[:, 1:]
+    """The rank whose long gaps the others, which have none, wait for in their next step: it is longer than
+    their step before, in which the rank with the gap may have waited for them."""
+    gaps = positive(_gaps_of_ranks(run))[:, :-1]
     if len(gaps) < 2 or not gaps.any():
         return None
     row = int(gaps.sum(axis=1).argmax())
     is_long = gaps[row] >= gaps[row].max() / 2
-    usual_ms = float(np.median(of_the_others(next_ms)[row, ~is_long])) if not is_long.all() else np.inf
-    waits_ms = float(np.mean(of_the_others(next_ms)[row, is_long])) - usual_ms
+    waits_ms = float(np.diff(of_the_others(positive(run.values("step_ms")))[row])[is_long].mean())
     own_ms, others_ms = (float(ms[row, is_long].mean()) for ms in (gaps, of_the_others(gaps)))
     return run.ranks[row] if others_ms <= own_ms / 4 and waits_ms >= own_ms / 2 else None
