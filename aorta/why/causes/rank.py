@@ -741,7 +741,7 @@ def cause_of(
         line=line,
         rank=rank,
         is_of_trace=is_of_trace,
-        is_waited_for=finding.rank is not None and WAIT in finding.takes,
+        is_waited_for=finding.rank is not None and any(cells[:2] == WAIT for cells in finding.takes),
         global_step=global_step,
         at_ms=at_ms,
     )

@@ -89,6 +89,7 @@ def test_a_rank_is_late_by_what_it_alone_is_in_while_the_others_wait_in_any_coll
     assert cause.ms == pytest.approx(8.0, rel=0.05)
     assert cause.change.startswith("rank 0 alone does augment(), straggler.py:5, and the others wait")
     assert "meanwhile these are in" in " ".join(cause.evidence)
+    assert cause.is_waited_for
 
 
 def test_what_a_rank_alone_is_in_in_every_fourth_step_is_told_once_and_with_its_period(tmp_path):
