@@ -396,10 +396,9 @@ def loop_of(work: WorkOfStep) -> OperatorLoop | None:
 
 
 def _is_unchanged(loop: OperatorLoop, work: WorkOfStep) -> bool:
-    at = work.unchanged_at
+    at, least = work.unchanged_at, (NEARLY_ALL * loop.flops, NEARLY_ALL * loop.bytes)
     is_there = at is not None and at.file == loop.at.file and loop.first_line <= at.line <= loop.last_line
-    flops, num_bytes = NEARLY_ALL * loop.flops, NEARLY_ALL * loop.bytes
-    return is_there and work.unchanged >= flops and work.unchanged_bytes >= num_bytes
+    return is_there and work.unchanged >= least[0] and work.unchanged_bytes >= least[1]
 
 
 def lines_text(loop: OperatorLoop) -> str:

@@ -185,12 +185,12 @@ def program_code(
             facts["origin"] = "objects"
         kind: CauseKind = "program_code"
         if account.on_device and ms.mean() >= LARGE * account.mean_step_ms:
-            lines = set().union(*map(_lines, samples, rows))
+            is_in = waits & set().union(*map(_lines, samples, rows))
+            num = sum(path[-1].file == "torch" and path[-1].function.endswith(SYNCHRONIZE) for path in paths)
             # A copy from memory that is not pinned waits for all that is queued: only idle time is its cost.
             idle_ms = min(float(ms.mean()), account.mean_ms(*DEVICE_CELLS))
             is_copying = place == 0 and account.mean_ms("copy") >= MOSTLY * idle_ms
-            is_waiting = waits & lines or _synchronize(samples, rows)
-            kind = "synchronisation" if is_waiting else "copy" if is_copying else kind
+            kind = "synchronisation" if is_in or 2 * num > len(paths) else "copy" if is_copying else kind
             if kind == "synchronisation" and account.share("launch") >= MOSTLY_IDLE:
                 # A host that nothing holds up gains what it waits; what it launches in between stays.
                 of_lines = [
@@ -253,11 +253,8 @@ def code_in_passes(judged: Run, account: Account, losses: list[CauseFinding]) ->
     if account.on_device or len(samples) < len(ranks):
         return
     # An operator that a sign calls has no frame: what samples show is either that or Python.
-    operators = (
-        set()
-        if judged.record is None or judged.record.work is None
-        else {(line.at.file, line.at.line) for line in judged.record.work.lines}
-    )
+    work = None if judged.record is None else judged.record.work
+    operators = {(line.at.file, line.at.line) for line in ([] if work is None else work.lines)}
     known = [at for one in losses if isinstance(at := one.facts.get("at"), StackFrame)]
     told = {(at.file, at.outer_function) for at in known}
     by_function: dict[tuple[str, str, str], list[list[int]]] = defaultdict(lambda: [[] for _ in samples])
@@ -311,11 +308,11 @@ def _reading_loop(judged: Run, samples: list[Samples]) -> set[StackFrame]:
     without one, and where the source is gone or was written since."""
     record = judged.record
     found = READ_AT.search("" if record is None else record.not_measured.get("flops_per_step", ""))
-    frames = {frame for one in samples for frame in one.stacks.frames if frame.is_program}
-    frames = {frame for frame in frames if found and frame.text.rpartition(":")[0] == found[1]}
-    if record is None or found is None or not frames:
+    if record is None or found is None:
         return set()
-    file = next(iter(frames)).file
+    frames = {frame for one in samples for frame in one.stacks.frames if frame.is_program}
+    frames = {frame for frame in frames if frame.text.rpartition(":")[0] == found[1]}
+    file = next((frame.file for frame in frames), "")
     try:
         is_same = Path(file).stat().st_mtime_ns <= record.started_unix_ns
         tree = ast.parse(read_regular(file) if is_same else b"")
@@ -471,14 +468,6 @@ def _lines(samples: Samples, rows: list[int]) -> set[Line]:
     return {(Path(frame.file).name, frame.line) for path in paths for frame in path if frame.is_program}
 
 
-def _synchronize(samples: list[Samples], rows: list[list[int]]) -> bool:
-    """Most samples are in a function of torch that waits for the device, if for one value or none."""
-    num = sum(
-        int(one.that_call(SYNCHRONIZE)[chosen].sum()) for one, chosen in zip(samples, rows, strict=True)
-    )
-    return num > sum(map(len, rows)) / 2
-
-
 def _paths(samples: list[Samples], rows: list[list[int]]) -> list[list[StackFrame]]:
     pairs = zip(samples, rows, strict=True)
     return [one.stacks.path(int(one.rows[row, 5])) for one, chosen in pairs for row in chosen]
@@ -503,16 +492,13 @@ def code_in_model(judged: Run) -> tuple[StackFrame, float] | None:
     by_function: dict[Function, dict[StackFrame, float]] = defaultdict(lambda: defaultdict(float))
     counts: dict[Function, int] = defaultdict(int)
     for one in samples:
-        in_pass = one.in_phase("backward") | (
-            one.in_phase("forward", "optimizer") & ~one.leaf_is(is_of_torch)
-        )
-        for row in np.flatnonzero(one.is_judged & in_pass & one.leaf_in("", "numpy")).tolist():
+        is_own = one.is_judged & one.leaf_in("", "numpy")
+        is_own &= one.in_phase("backward") | one.in_phase("forward", "optimizer") & ~one.leaf_is(is_of_torch)
+        for row in np.flatnonzero(is_own).tolist():
             frame = _computes_by_itself(one.stacks.path(int(one.rows[row, 5])))
-            if frame is None:
-                continue
-            function = frame.file, frame.outer_function
-            counts[function] += 1
-            by_function[function][frame] += float(one.ms[row]) / len(samples)
+            if frame is not None:
+                counts[frame.file, frame.outer_function] += 1
+                by_function[frame.file, frame.outer_function][frame] += float(one.ms[row]) / len(samples)
     largest = max(by_function, key=lambda key: sum(by_function[key].values()), default=None)
     if largest is None or counts[largest] < FEWEST:
         return None
