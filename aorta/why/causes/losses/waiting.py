@@ -364,9 +364,11 @@ def _late(judged: Run, parts: Parts, lost_ms: Floats) -> Lateness | None:
 
 
 def _is_in_some_steps(judged: Run, parts: Parts, lost_ms: Floats, rank: int) -> bool:
-    """Of a rank that is late with a period recorded waits say more than samples."""
-    late = _late(judged, parts, lost_ms)
-    return late is not None and late.occasions is not None and judged.ranks[late.row] == rank
+    """Of a rank that is late with a period, or in left-out steps alone, waits and marks say more than
+    samples."""
+    late, of_left_out = _late(judged, parts, lost_ms), late_in_left_out(judged.whole or judged)
+    has_period = late is not None and late.occasions is not None and judged.ranks[late.row] == rank
+    return has_period or (of_left_out is not None and judged.ranks[of_left_out.row] == rank)
 
 
 def _of_rank(values: Floats, late: Lateness) -> tuple[float, float]:
