@@ -58,6 +58,8 @@ LARGE = 0.1
 MOSTLY = 0.4
 """Of the idle time that the largest group may take, from which on exposed copies are what it does."""
 LOOPS = (ast.For, ast.While, ast.ListComp, ast.GeneratorExp)
+MOST_SOURCE = 1 << 20
+"""Bytes of a source file that are looked at: the path is a record's word."""
 READ_AT = re.compile(r"values.* \(at (.+):(\d+)\)$")
 """Function and line, in the reason why a model was not counted."""
 ORDERS = re.compile(
@@ -315,8 +317,8 @@ def _reading_loop(judged: Run, samples: list[Samples]) -> set[StackFrame]:
     file = next((frame.file for frame in frames), "")
     try:
         is_same = Path(file).stat().st_mtime_ns <= record.started_unix_ns
-        tree = ast.parse(read_regular(file) if is_same else b"")
-    except (OSError, SyntaxError, ValueError, RecursionError):
+        tree = ast.parse(read_regular(file, MOST_SOURCE) if is_same else b"")
+    except (OSError, SyntaxError, ValueError, RecursionError, MemoryError):
         return set()
     loops = (node for node in ast.walk(tree) if isinstance(node, LOOPS))
     around = [range(node.lineno, (node.end_lineno or 0) + 1) for node in loops]
