@@ -685,6 +685,7 @@ def of_torch(function):
         (StackFrame("", 0, "torch.coalesce", False), [("ordering", "normalise(), train.py:7", 0.5)]),
         (of_torch("softmax"), []),
         (StackFrame("", 0, "torch.topk", False), []),
+        (of_torch("DistributedDataParallel._distributed_broadcast_coalesced"), []),
     ],
 )
 def test_what_orders_rows_within_the_model_can_be_done_before(leaf, told):
