@@ -46,16 +46,12 @@ from aorta.why.causes.code_lines import (
     waits_text,
 )
 from aorta.why.causes.contradictions import Exposures, without_contradictions
-from aorta.why.causes.finding import (
-    WAIT,
-    CauseFinding,
-    Floats,
-)
+from aorta.why.causes.finding import WAIT, CauseFinding, Floats
 from aorta.why.causes.losses.of_a_step import CALLS_THE_MODEL, RARE, SEEN, findings
 from aorta.why.causes.losses.outside import outside_cause
 from aorta.why.causes.losses.program_code import calls_of_spans
 from aorta.why.causes.losses.slow_steps import slow_of_all_steps
-from aorta.why.causes.losses.waiting import left_out, loading_left_out
+from aorta.why.causes.losses.waiting import OF_ITS_RANK, PART_KINDS, left_out, loading_left_out
 from aorta.why.causes.program import program_of, settings_text, stack_of, without_in_force, workers_of
 from aorta.why.causes.rules import CauseRule, rules
 from aorta.why.causes.text import (
@@ -104,12 +100,7 @@ UNLIKE = 0.75
 """Mean over median below which it is not in all steps, as a loss in every second one."""
 LESS: tuple[CauseKind, ...] = ("program_code", "transfer", "wide_dtype", "small_units", "bubble")
 BY_IDLE_TIME: tuple[CauseKind, ...] = (
-    "launch_bound",
-    "synchronisation",
-    "optimizer",
-    "late_rank",
-    "program_code",
-    "small_units",
+    *("launch_bound", "synchronisation", "optimizer", "late_rank", "program_code", "small_units"),
 )
 """Kinds that spans of the host or bytes do not bound."""
 NEED_A_LINE = ("asleep", "slow_steps")
@@ -362,6 +353,7 @@ def _once_a_line(named: list[Named], judged: Run | None) -> list[Named]:
         if "pause" not in (cause.kind, larger.kind) and interval is not None and bound is not None:
             text, more = "more may go with it:", min(cause.ms, bound)
             interval, bound = (interval[0], interval[1] + more), bound - more
+        if "pause" not in (cause.kind, larger.kind):
             its = {name: its.get(name, 0.0) + taken.get(name, 0.0) for name in its | taken}
         evidence = (*larger.evidence, f"{quantity(cause.ms, 'ms')} {text} {cause.subject}")
         larger = msgspec.structs.replace(larger, evidence=evidence, interval_ms=interval, bound_ms=bound)
@@ -429,10 +421,21 @@ def _is_of_one_rank(larger: Cause, cause: Cause) -> bool:
     return is_one and "late_rank" in (larger.kind, cause.kind) and larger.is_in_step and cause.is_in_step
 
 
+def _is_late_by(one: Named, other: Named) -> bool:
+    """Whether a rank is late by what is named already: it spends more on just that, or all ranks lose as much
+    of a row to it as this one has more there."""
+    (larger, its), (cause, taken), kind_of = one, other, dict(PART_KINDS)
+    own = max(taken.keys() - {*WAIT}, key=lambda name: taken[name], default="")
+    is_it = kind_of.get(own) == larger.kind and own not in OF_ITS_RANK
+    goes_too = is_it or its.get(own, 0.0) >= cause.ms
+    is_its = larger.ms >= cause.ms and larger.rank in (None, cause.rank)
+    return cause.kind == "late_rank" and own in kind_of and goes_too and is_its
+
+
 def _is_in(one: Named, other: Named, judged: Run | None) -> bool:
     """Whether both are one loss. Of pauses, sleep and evaluations take no compute, and slow steps do."""
     larger, cause = one[0], other[0]
-    if _is_of_messages(larger, cause, judged) or _is_of_one_rank(larger, cause):
+    if _is_of_messages(larger, cause, judged) or _is_of_one_rank(larger, cause) or _is_late_by(one, other):
         return True
     if larger.line is None or cause.line is None:
         return False

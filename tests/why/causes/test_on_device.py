@@ -1007,6 +1007,38 @@ def test_what_one_rank_is_waited_for_is_one_cause_with_the_remedy_of_what_is_kno
     assert (first.kind, first.ms, first.change) == ("late_rank", 8.0, "data_loading")
 
 
+def two_causes(first, second):
+    """Of 5 and 3 ms; what differs from one that all ranks lose."""
+    rest = {
+        "subject": "", "interval_ms": (2.0, 6.0), "bound_ms": 4.0, "share": 0.1, "evidence": (), "check": "",
+        "source": "records", "change": "",
+    }  # fmt: skip
+    return Cause(ms=5.0, **(rest | first)), Cause(ms=3.0, **(rest | second))
+
+
+LATE = {"kind": "late_rank", "subject": "waiting for rank 0", "rank": 0, "is_waited_for": True}
+OF_ALL_STEPS = {"interval_ms": (2.0, 9.0), "bound_ms": None, "is_in_step": False}
+
+
+@pytest.mark.parametrize(("larger", "takes", "row", "told"), [
+    pytest.param({"kind": "checkpoint", **OF_ALL_STEPS}, {}, "checkpoint", "of it are", id="its-saving"),
+    pytest.param({"kind": "synchronisation"}, {"launch": 3.5}, "launch", "more may go with it:", id="of-all"),
+    pytest.param({"kind": "synchronisation"}, {"launch": 2.5}, "launch", None, id="more-than-all-lose"),
+    pytest.param({"kind": "launch_bound"}, {"launch": 2.5}, "launch", None, id="its-host"),
+    pytest.param({"kind": "compute"}, {"compute": 5.0}, "compute", None, id="its-device"),
+    pytest.param({"kind": "checkpoint", "rank": 1}, {}, "checkpoint", None, id="another-rank"),
+])  # fmt: skip
+def test_a_rank_that_is_late_by_what_is_named_already_is_told_there(larger, takes, row, told):
+    """Rank 0 is waited for 3 ms, of which two ranks have a half each: as waiting, and in this row."""
+    larger, late = two_causes(larger, LATE)
+    (first, taken), *others = _once([(larger, takes), (late, {"wait": 1.5, row: 1.5})])
+    assert len(others) == (0 if told else 1)
+    assert first.evidence == ((f"3.00 ms {told} waiting for rank 0",) if told else ())
+    assert first.ms == 5.0
+    if told:
+        assert taken == {"wait": 1.5, row: takes.get(row, 0.0) + 1.5}
+
+
 @pytest.mark.parametrize(("host_ms", "is_first"), [(3.0, True), (1.0, False)])
 def test_a_rank_that_launches_late_stands_behind_what_all_hosts_lose(host_ms, is_first):
     late, host, other = (
