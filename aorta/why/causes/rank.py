@@ -350,7 +350,9 @@ def _once_a_line(named: list[Named], judged: Run | None) -> list[Named]:
             )
             continue
         text, interval, bound = "of it are", larger.interval_ms, larger.bound_ms
-        if "pause" not in (cause.kind, larger.kind) and interval is not None and bound is not None:
+        if _need_the_same_cores(larger, cause):
+            text = "would need the same cores, which can be had once:"
+        elif "pause" not in (cause.kind, larger.kind) and interval is not None and bound is not None:
             text, more = "more may go with it:", min(cause.ms, bound)
             interval, bound = (interval[0], interval[1] + more), bound - more
         if "pause" not in (cause.kind, larger.kind):
@@ -421,6 +423,12 @@ def _is_of_one_rank(larger: Cause, cause: Cause) -> bool:
     return is_one and "late_rank" in (larger.kind, cause.kind) and larger.is_in_step and cause.is_in_step
 
 
+def _need_the_same_cores(*both: Cause) -> bool:
+    """Whether cores that idle would be threads' of torch for one, and a loader's workers' for the other."""
+    told = " ".join(one.change for one in both if one.kind in ("compute", "data_loading"))
+    return "torch.set_num_threads(" in told and "num_workers=" in told
+
+
 def _is_late_by(one: Named, other: Named) -> bool:
     """Whether a rank is late by what is named already: it spends more on just that, or all ranks lose as much
     of a row to it as this one has more there."""
@@ -435,7 +443,8 @@ def _is_late_by(one: Named, other: Named) -> bool:
 def _is_in(one: Named, other: Named, judged: Run | None) -> bool:
     """Whether both are one loss. Of pauses, sleep and evaluations take no compute, and slow steps do."""
     larger, cause = one[0], other[0]
-    if _is_of_messages(larger, cause, judged) or _is_of_one_rank(larger, cause) or _is_late_by(one, other):
+    is_same = _is_late_by(one, other) or _need_the_same_cores(larger, cause)
+    if is_same or _is_of_messages(larger, cause, judged) or _is_of_one_rank(larger, cause):
         return True
     if larger.line is None or cause.line is None:
         return False

@@ -23,6 +23,7 @@ FRAMES = {
     "hook": StackFrame(TRAIN, 33, "main", is_program=True),
     "reading": StackFrame("/job/straggler.py", 9, "augment", is_program=True),
     "own_hook": StackFrame(TRAIN, 33, "keep", is_program=True),
+    "row": StackFrame("torch", 0, "TensorDataset.__getitem__", is_program=False),
 }
 NAMES = [*FRAMES]
 

@@ -1039,6 +1039,22 @@ def test_a_rank_that_is_late_by_what_is_named_already_is_told_there(larger, take
         assert taken == {"wait": 1.5, row: takes.get(row, 0.0) + 1.5}
 
 
+@pytest.mark.parametrize(("loading", "num"), [
+    ("num_workers=0 at train.py:9: set num_workers=3", 1), ("make whole batches at once", 2),
+])  # fmt: skip
+def test_cores_that_idle_are_given_to_threads_or_to_workers(loading, num):
+    threads = {"kind": "compute", "subject": "cores that idle", "change": "torch.set_num_threads(4), or more"}
+    loads = {"kind": "data_loading", "subject": "data loading", "change": loading}
+    for first, second in ((loads, threads), (threads, loads)):
+        told = _once([(cause, {}) for cause in two_causes(first, second)])
+        assert len(told) == num
+        assert told[0][0].interval_ms == (2.0, 6.0)
+    if num == 1:
+        assert told[0][0].evidence == (
+            "3.00 ms would need the same cores, which can be had once: data loading",
+        )
+
+
 @pytest.mark.parametrize(("host_ms", "is_first"), [(3.0, True), (1.0, False)])
 def test_a_rank_that_launches_late_stands_behind_what_all_hosts_lose(host_ms, is_first):
     late, host, other = (

@@ -24,6 +24,7 @@ from aorta.why.causes.rank import found_causes
 from aorta.why.causes.rules import rules
 from tests.records.run_folders import run_record
 from tests.why.causes.runs import MIB, Host, causes, run_of
+from tests.why.causes.stacks import COMMON, write_stacks
 
 LOADER = {"num_workers": 0, "num_batches": 99, "num_epochs": 1, "site": "train.py:41"}
 DDP = {
@@ -377,6 +378,16 @@ def test_workers_are_offered_as_far_as_there_are_cores_for_them(cores, num_ranks
     run = msgspec.structs.replace(run_record(2), program={"modes": {"num_cores": cores}})
     found, facts = workers_of(run, num_ranks, core_taken, waited_ms=9.0)
     assert (found, facts["workers"]) == (names, str(workers))
+
+
+def test_rows_of_a_tensor_are_indexed_at_once_and_need_no_workers(tmp_path):
+    folder = run_of(tmp_path / "run", slow_loader, run_record(2, program={"loaders": [LOADER]}))
+    for rank in (0, 1):
+        write_stacks(folder, rank, COMMON, ("row", "data", "runs", 9.0))
+    (first, *_) = causes(judge(load_run(folder, "run")))
+    assert (first.kind, first.line.text) == ("data_loading", "main(), train.py:20")
+    assert first.change.startswith("make whole batches at once")
+    assert "batch_size=None at train.py:41" in first.change
 
 
 def test_workers_are_not_offered_where_no_core_is_free(tmp_path):
