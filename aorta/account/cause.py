@@ -65,17 +65,17 @@ class CodeLine(msgspec.Struct, frozen=True, kw_only=True):
     function: str
     text: str
     """'augment(), train.py:5'"""
-    caller: str
+    caller: str = ""
     """The line of another function of the program that called this one, in such words; '' where none did."""
-    calls: str
+    calls: str = ""
     """The library's function in which it is there: 'sleep of time'; '' where it is in none."""
-    doing: Doing
+    doing: Doing = "runs"
     """What the thread did in most of it."""
-    ms: float
+    ms: float = 0.0
     """Of the mean step, in this function, as sampled."""
-    part: float
+    part: float = 0.0
     """Of what was sampled of the loss."""
-    num_samples: int
+    num_samples: int = 0
     """0: the line that issues the loss's collectives, as call sites tell; ms and part are 0 then."""
 
 

@@ -20,6 +20,7 @@ from aorta.account.judge.stacks import (
     heaviest,
     innermost,
     samples_of,
+    samples_of_ranks,
 )
 from aorta.account.model import Run
 from aorta.account.numbers import number, quantity
@@ -29,6 +30,7 @@ from aorta.why.causes.losses.program_code import (
     EMPTY_CACHE,
     SYNCHRONIZE,
     calls_of_spans,
+    entered,
     lines_of_spans,
     of_group,
 )
@@ -44,16 +46,8 @@ OF_COLLECTIVES: tuple[CauseKind, ...] = (
 )
 """Kinds whose line is the one that issues."""
 MOST_ISSUED = 3
-NO_LINE = {
-    "core_taken",
-    "clock",
-    "imbalance",
-    "bubble",
-    "starved",
-    "device_to_device",
-    "anomaly",
-    "blocking",
-}
+UNKNOWN = "<unknown>"
+NO_LINE = {"core_taken", "clock", "imbalance", "bubble", "starved", "device_to_device", "anomaly", "blocking"}
 """Kinds, and operations and origins of others, that no line of the program is the reason of, or none that
 samples show: the host does not wait for it."""
 READS = ("item", "tolist", "cpu")
@@ -87,13 +81,13 @@ def line_of(finding: CauseFinding, judged: Run) -> CodeLine | None:
     if isinstance(at, CodeLine):
         return at
     if isinstance(at, StackFrame):
-        return _line_without_samples(at.file, at.line, at.function, at.text)
+        return _at(at)
     made = "ddp_site" if finding.facts.get("origin") == "bucket" else "units_site"
     if finding.kind == "small_units":
         if not (made_at := program_of(judged.record)[1].get(made)):
             return None
         file, _, number = made_at.rpartition(":")
-        return _line_without_samples(file, int(number), "", made_at)
+        return _at(StackFrame(file, int(number), UNKNOWN, True))
     if {finding.kind, op, finding.facts.get("origin")} & NO_LINE or (
         op not in (None, "loss") and finding.kind == "compute"
     ):
@@ -102,7 +96,7 @@ def line_of(finding: CauseFinding, judged: Run) -> CodeLine | None:
     if finding.rank is not None and len(ranks) > 1 and finding.rank in ranks:
         stacks = _beyond_the_others(finding, judged, finding.rank)
     else:
-        several = [one for rank in ranks[:MOST_RANKS] if (one := _samples(judged, rank)) is not None]
+        several = samples_of_ranks(judged.whole or judged)
         group = finding.facts.get("group")
         if group is not None:
             part = 1 / len(several)
@@ -124,16 +118,14 @@ def line_of(finding: CauseFinding, judged: Run) -> CodeLine | None:
         return found
     if found is None or found.num_samples < FEWEST or found.ms < least * finding.mean_ms:
         if isinstance(at := finding.facts.get("loop_at"), StackFrame):
-            return _line_without_samples(at.file, at.line, at.function, at.text)
+            return _at(at)
         if finding.kind == "checkpoint":  # a rare one has few samples
             steps = _steps_of(judged)
             saving = steps[np.nan_to_num(finding.ms) > 0] if len(finding.ms) == len(steps) else steps
             lines = lines_of_spans(judged, "checkpoint", finding.rank, saving)
             file, line = max(lines, key=lambda one: lines[one][1], default=("", 0))
-            return _line_without_samples(file, line, "", f"{file}:{line}") if line else None
-        return (
-            None if site is None else _line_without_samples(site.file, site.line, site.function, site.place)
-        )
+            return _at(StackFrame(file, line, UNKNOWN, True)) if line else None
+        return None if site is None else _at(StackFrame(site.file, site.line, site.function, True))
     return None if rows and not _issues_most(found, rows, stacks, finding.kind) else found
 
 
@@ -142,33 +134,40 @@ def waiting_calls(finding: CauseFinding, judged: Run) -> list[Waits]:
     finding that has a line of its own."""
     if finding.kind != "synchronisation" or "at" in finding.facts:
         return []
-    calls = calls_of_spans(judged, "synchronisation", finding.rank)
-    samples = [one for rank in judged.ranks[:MOST_RANKS] if (one := _samples(judged, rank)) is not None]
+    samples = samples_of_ranks(judged.whole or judged)
     frames = {(Path(frame.file).name, frame.line): frame for one in samples for frame in one.stacks.frames}
-    unknown = [StackFrame(file, line, "<unknown>", True) for (file, line), _ in calls]
-    return sorted(
-        (
-            Waits(frames.get(line, frame), call, num, ms)
-            for ((line, call), (num, ms)), frame in zip(calls.items(), unknown, strict=True)
-            if line[1]
-        ),
-        key=lambda one: -one.ms,
-    )
+    stacks = [stack for one in samples for stack in one.chosen(one.is_judged)]
+    library = heaviest([stack for stack in stacks if _is_of_library(stack.frames[-1])])
+    in_library = [stack.ms for stack in stacks if library and stack.frames[-1].text == library.calls]
+    found: list[Waits] = []
+    for ((file, line), call), (num, ms) in calls_of_spans(judged, "synchronisation", finding.rank).items():
+        at, of_all_ms = frames.get((file, line), StackFrame(file, line, UNKNOWN, True)), ms * len(samples)
+        # Of a file of the program as many samples would show one or more.
+        is_sure = len(stacks) * of_all_ms >= 2 * FEWEST * sum(stack.ms for stack in stacks) > 0
+        is_own = file in {name for name, _ in frames}
+        if library and is_sure and not is_own and sum(in_library) >= LEAST * of_all_ms:
+            at = StackFrame(library.file, library.line, library.function, True)
+            call = f"{call} in {library.calls}"
+        found += [Waits(at, call, num, ms)] if line else []
+    return sorted(found, key=lambda one: -one.ms)
+
+
+def _is_of_library(frame: StackFrame) -> bool:
+    return not frame.is_program and frame.file not in ("", "torch", "python")
 
 
 def waiting_line(waits: list[Waits]) -> CodeLine | None:
     """That of most of the time that is waited."""
     if not waits or waits[0].ms <= MOST * sum(one.ms for one in waits):
         return None
-    at = waits[0].at
-    line = _line_without_samples(at.file, at.line, at.outer_function, at.text)
-    return msgspec.structs.replace(line, calls=f"{waits[0].call} of torch")
+    call, line = waits[0].call, _at(waits[0].at)
+    return msgspec.structs.replace(line, calls=call if " in " in call else f"{call} of torch")
 
 
 def sends_own_data(waits: list[Waits], judged: Run) -> bool:
     """Whether the function that waits reads values several times a step, and gives the device data that no
     loader has: a simulator's or a sampler's may depend on what is read."""
-    samples = [one for rank in judged.ranks[:MOST_RANKS] if (one := _samples(judged, rank)) is not None]
+    samples = samples_of_ranks(judged.whole or judged)
     rows = noted_program(judged.record).get("loaders") or []
     if not waits or waits[0].call not in READS or any(row.get("num_batches") for row in rows):
         return False
@@ -192,16 +191,24 @@ def waits_text(waits: list[Waits]) -> str:
     return f"the host waits for the device: {', '.join(parts)}" if parts else ""
 
 
-def issuing_layer(finding: CauseFinding, judged: Run) -> str:
-    """SyncBatchNorm, where samples show it in the line that issues small messages; else ''."""
-    is_meant = finding.kind == "small_messages" and finding.facts.get("origin") == "program"
+def issuer_of(finding: CauseFinding, judged: Run) -> dict[str, str]:
+    """By the name of the fact: what issues small messages in a line of the program, as samples show there; a
+    layer is SyncBatchNorm, a library's function beside torch's all that calls the collective."""
+    is_meant = finding.kind == "small_messages" and finding.facts.get("origin") in ("program", None)
     site = _issuing_most(finding, judged) if is_meant else None
     if site is None:
-        return ""
-    samples = [one for rank in judged.ranks[:MOST_RANKS] if (one := _samples(judged, rank)) is not None]
+        return {}
+    samples = samples_of_ranks(judged.whole or judged)
     stacks = [stack for one in samples for stack in one.chosen(one.is_judged) if _is_in(stack, site)]
     num = sum(stack.frames[-1].function.startswith("SyncBatchNorm.") for stack in stacks)
-    return "SyncBatchNorm" if num >= FEWEST else ""
+    if num >= FEWEST:
+        return {"layer": "SyncBatchNorm"}
+    for stack in stacks:
+        library = entered(stack.frames)
+        if _calls(stack, _op(finding)) and library is not None and _is_of_library(library):
+            name = "logs" if library.function.startswith("LightningModule.log") else "library"
+            return {name: library.text}
+    return {}
 
 
 def issued_text(finding: CauseFinding, judged: Run) -> str:
@@ -221,7 +228,7 @@ def beside_calls_ms(finding: CauseFinding, judged: Run) -> float:
     collectives and that autograd calls, but for the calls themselves: conversions and copies. 0 where too few
     samples tell."""
     site = _issuing_most(finding, judged)
-    samples = [one for rank in judged.ranks[:MOST_RANKS] if (one := _samples(judged, rank)) is not None]
+    samples = samples_of_ranks(judged.whole or judged)
     if site is None or judged.source != "host":
         return 0.0
     stacks = [stack for one in samples for stack in one.chosen(one.is_judged & one.in_phase("backward"))]
@@ -295,32 +302,19 @@ def _calls(stack: WeightedStack, op: str) -> bool:
     )
 
 
-def _line_without_samples(file: str, line: int, function: str, text: str) -> CodeLine:
-    """What a device does meanwhile, no stack shows."""
-    return CodeLine(
-        file=file,
-        line=line,
-        function=function,
-        text=text,
-        caller="",
-        calls="",
-        doing="runs",
-        ms=0.0,
-        part=0.0,
-        num_samples=0,
-    )
+def _at(place: StackFrame) -> CodeLine:
+    """Without samples: what a device does meanwhile, no stack shows."""
+    return CodeLine(file=place.file, line=place.line, function=place.function, text=place.text)
 
 
 def _beyond_the_others(finding: CauseFinding, judged: Run, rank: int) -> list[WeightedStack]:
     """What the rank does, less what the others do on average."""
-    own = _samples(judged, rank)
+    # Of all judged steps: the program does the same where its times were not taken.
+    of_rank = {other: samples_of(judged.whole or judged, other) for other in judged.ranks}
+    own = of_rank.pop(rank)
     if own is None:
         return []
-    others = [
-        samples
-        for other in judged.ranks
-        if other != rank and (samples := _samples(judged, other)) is not None
-    ][:MOST_RANKS]
+    others = [samples for samples in of_rank.values() if samples is not None][:MOST_RANKS]
     stacks = [
         *_chosen(finding, judged, own, 1.0),
         *(stack for samples in others for stack in _chosen(finding, judged, samples, -1 / len(others))),
@@ -368,11 +362,6 @@ def _of_its_steps(
 
 def _steps_of(judged: Run) -> NDArray[np.int64]:
     return judged.global_step[judged.judged_steps]
-
-
-def _samples(judged: Run, rank: int) -> Samples | None:
-    """Of all judged steps: the program does the same where its times were not taken."""
-    return samples_of(judged.whole or judged, rank)
 
 
 def _which(finding: CauseFinding, samples: Samples, in_some: bool) -> NDArray[np.bool_]:

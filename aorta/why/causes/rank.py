@@ -38,7 +38,7 @@ from aorta.timeline.statistics import MIN_STEPS, estimate, side
 from aorta.timeline.types import TRACE_SOURCES
 from aorta.why.causes.code_lines import (
     issued_text,
-    issuing_layer,
+    issuer_of,
     line_of,
     sends_own_data,
     waiting_calls,
@@ -684,8 +684,8 @@ def cause_of(
     if line is not None:
         at = finding.facts.get("loop_lines", line.text)
         facts |= {"line": line.text, "do": f"do what {line.text} does", "at_line": f": at {at}"}
-    if layer := issuing_layer(finding, judged):
-        facts["layer"] = layer
+    if issuer := issuer_of(finding, judged):
+        facts |= issuer
         facts.pop("merged", None)
     may_grow = line is not None and finding.kind in MAY_GROW
     grows = growth_text(judged.whole or judged, line, finding.rank) if may_grow else ""

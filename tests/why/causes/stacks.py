@@ -24,23 +24,25 @@ FRAMES = {
     "reading": StackFrame("/job/straggler.py", 9, "augment", is_program=True),
     "own_hook": StackFrame(TRAIN, 33, "keep", is_program=True),
     "row": StackFrame("torch", 0, "TensorDataset.__getitem__", is_program=False),
+    "epoch": StackFrame("transformers", 0, "Trainer._run_epoch", is_program=False),
+    "log": StackFrame("lightning", 0, "LightningModule.log_dict", is_program=False),
+    "gather": StackFrame("accelerate", 0, "Accelerator.gather", is_program=False),
+    "of_log": StackFrame("torch", 0, "barrier", is_program=False),
+    "of_gather": StackFrame("torch", 0, "barrier", is_program=False),
 }
 NAMES = [*FRAMES]
+CALLERS = {"hook": "backward", "of_log": "log", "of_gather": "gather"}
+"""Of the others main."""
 
 
 def write_stacks(folder, rank, *samples, steps=STEPS):
-    """samples: (frame below main, the hook's below backward, phase, doing, ms) of every step, or with N
-    behind it of one in N."""
+    """samples: (frame below its caller, phase, doing, ms) of every step, or with N behind it of one in N."""
     chunk = StackChunk(
         begins=True,
         frames=[*FRAMES.values()],
         nodes=[
             (-1, 0),
-            *(
-                (NAMES.index("backward") * (name == "hook"), frame)
-                for frame, name in enumerate(NAMES)
-                if frame
-            ),
+            *((NAMES.index(CALLERS.get(name, "main")), frame) for frame, name in enumerate(NAMES) if frame),
         ],
         samples=[
             StackSample(

@@ -500,6 +500,51 @@ def test_the_line_that_waits_longest_is_the_line_of_a_wait(tmp_path):
     assert (line.text, line.calls, line.num_samples) == ("main(), train.py:20", "item of torch", 0)
 
 
+@pytest.mark.parametrize(
+    ("num", "place", "stack", "at", "call"),
+    [
+        pytest.param(
+            8, "trainer.py:1847", "epoch", "main(), train.py:20",
+            "bool in Trainer._run_epoch of transformers", id="a-library-s",
+        ),
+        pytest.param(8, "straggler.py:5", "epoch", "augment(), straggler.py:5", "bool", id="the-program-s"),
+        pytest.param(8, "loss.py:9", "augment", "loss.py:9", "bool", id="in-no-library"),
+        pytest.param(1, "loss.py:9", "epoch", "loss.py:9", "bool", id="too-short-to-be-seen"),
+    ],
+)  # fmt: skip
+def test_a_wait_in_a_library_is_of_the_line_that_calls_it(tmp_path, num, place, stack, at, call):
+    """Of 22 ms a step 0.5 ms for each wait; a step has two samples."""
+    judged = judged_with_stacks(tmp_path, reads(num, "bool", place), (stack, "rest", "runs", 4.0))
+    waits = waiting_calls(WAIT, judged)
+    assert (waits[0].at.text, waits[0].call) == (at, call)
+    assert waiting_line(waits).calls == (call if call.startswith("bool in") else f"{call} of torch")
+
+
+@pytest.mark.parametrize(
+    ("sampled", "remedy"),
+    [
+        ("of_log", "leave sync_dist=True out of LightningModule.log_dict of lightning"),
+        ("of_gather", "Accelerator.gather of accelerate calls them"),
+        ("main", "remove the barriers"),
+    ],
+)
+def test_barriers_of_a_library_are_not_the_program_s_to_remove(tmp_path, sampled, remedy):
+    def many_barriers(rank, step, noise):
+        host = Host().work(10.0 * noise.gauss(1, 0.01))
+        for _ in range(12):
+            host.comm(1.5, "barrier", size=0)
+        return host
+
+    folder = run_of(tmp_path, many_barriers)
+    write_sites(folder, (20, "barrier", "nothing", 12, 0))
+    for rank in (0, 1):
+        write_stacks(folder, rank, COMMON, (sampled, "communication", "sleeps", 18.0))
+    cause = first_cause(folder)
+    assert (cause.kind, cause.line.text) == ("small_messages", "main(), train.py:20")
+    assert cause.change.startswith(remedy)
+    assert any("merged" in text for text in cause.evidence) == (sampled == "main")
+
+
 LOADER = {"loaders": [{"num_batches": 9, "num_workers": 0}]}
 
 

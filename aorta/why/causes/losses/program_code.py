@@ -58,8 +58,6 @@ LARGE = 0.1
 MOSTLY = 0.4
 """Of the idle time that the largest group may take, from which on exposed copies are what it does."""
 LOOPS = (ast.For, ast.While, ast.ListComp, ast.GeneratorExp)
-MOST_SOURCE = 1 << 20
-"""Bytes of a source file that are looked at: the path is a record's word."""
 READ_AT = re.compile(r"values.* \(at (.+):(\d+)\)$")
 """Function and line, in the reason why a model was not counted."""
 ORDERS = re.compile(
@@ -268,7 +266,7 @@ def code_in_passes(judged: Run, account: Account, losses: list[CauseFinding]) ->
         for row in np.flatnonzero(one.is_judged & one.in_phase("forward", "backward")).tolist()
     ]
     # A library's function that calls torch's, such as Trainer.train, has operators without a frame in others.
-    models = {entry for *_, path in in_passes if path[-1].file == "torch" and (entry := _entered(path))}
+    models = {entry for *_, path in in_passes if path[-1].file == "torch" and (entry := entered(path))}
     in_loop = _reading_loop(judged, samples)
     for number, row, path in in_passes:
         leaf, at, origin = path[-1], innermost(path), "in_passes"
@@ -277,7 +275,7 @@ def code_in_passes(judged: Run, account: Account, losses: list[CauseFinding]) ->
             origin = "reading"
         elif ORDERS.search(leaf.function) and not leaf.is_program:
             origin = "ordering"
-        elif _entered(path) not in models and not (has_anomaly and _keeps_a_stack(leaf)):
+        elif entered(path) not in models and not (has_anomaly and _keeps_a_stack(leaf)):
             is_sign = leaf.is_program and (not operators or (leaf.file, leaf.line) in operators)
             at = None if is_sign else _python_at(path)
         else:
@@ -317,8 +315,8 @@ def _reading_loop(judged: Run, samples: list[Samples]) -> set[StackFrame]:
     file = next((frame.file for frame in frames), "")
     try:
         is_same = Path(file).stat().st_mtime_ns <= record.started_unix_ns
-        tree = ast.parse(read_regular(file, MOST_SOURCE) if is_same else b"")
-    except (OSError, SyntaxError, ValueError, RecursionError, MemoryError):
+        tree = ast.parse(read_regular(file) if is_same else b"")
+    except (OSError, SyntaxError, ValueError, RecursionError):
         return set()
     loops = (node for node in ast.walk(tree) if isinstance(node, LOOPS))
     around = [range(node.lineno, (node.end_lineno or 0) + 1) for node in loops]
@@ -326,7 +324,7 @@ def _reading_loop(judged: Run, samples: list[Samples]) -> set[StackFrame]:
     return {frame for frame in frames if frame.line in lines}
 
 
-def _entered(path: list[StackFrame]) -> StackFrame | None:
+def entered(path: list[StackFrame]) -> StackFrame | None:
     """The library's function that the innermost line of the program calls; None where it calls none."""
     inner = max((place for place, frame in enumerate(path) if frame.is_program), default=len(path))
     return next((frame for frame in path[inner + 1 :] if frame.file), None)
