@@ -42,7 +42,7 @@ LEAST = 0.3
 """Of a loss, that the samples in its line must account for: fewer are of something else."""
 WAITS_IN: tuple[StackPhase, ...] = ("communication", "data", "checkpoint", "evaluation")
 OF_COLLECTIVES: tuple[CauseKind, ...] = (
-    *("small_messages", "transfer", "wide_dtype", "no_prefetch", "shared_communicator"),
+    *("small_messages", "transfer", "wide_dtype", "no_prefetch", "shared_communicator", "bubble"),
 )
 """Kinds whose line is the one that issues."""
 MOST_ISSUED = 3
@@ -124,6 +124,8 @@ def line_of(finding: CauseFinding, judged: Run) -> CodeLine | None:
             saving = steps[np.nan_to_num(finding.ms) > 0] if len(finding.ms) == len(steps) else steps
             lines = lines_of_spans(judged, "checkpoint", finding.rank, saving)
             file, line = max(lines, key=lambda one: lines[one][1], default=("", 0))
+            if op is None and found is not None and not line:  # one sample of the phase tells it
+                return _at(found)
             return _at(StackFrame(file, line, UNKNOWN, True)) if line else None
         return None if site is None else _at(StackFrame(site.file, site.line, site.function, True))
     return None if rows and not _issues_most(found, rows, stacks, finding.kind) else found
@@ -302,7 +304,7 @@ def _calls(stack: WeightedStack, op: str) -> bool:
     )
 
 
-def _at(place: StackFrame) -> CodeLine:
+def _at(place: StackFrame | CodeLine) -> CodeLine:
     """Without samples: what a device does meanwhile, no stack shows."""
     return CodeLine(file=place.file, line=place.line, function=place.function, text=place.text)
 

@@ -545,6 +545,37 @@ def test_barriers_of_a_library_are_not_the_program_s_to_remove(tmp_path, sampled
     assert any("merged" in text for text in cause.evidence) == (sampled == "main")
 
 
+def test_one_sample_of_saving_tells_where_a_checkpoint_is_saved(tmp_path):
+    """Rank 0 saves for 60 ms in every tenth of 48 steps, and is sampled there in step 40."""
+
+    def make(rank, step, noise):
+        if step % 10:
+            return plain(noise)
+        host = Host().work(30.0)
+        return host.work(60.0, "checkpoint").comm(2.0) if rank == 0 else host.comm(62.0)
+
+    folder = run_of(tmp_path, make, steps=48)
+    write_stacks(folder, 0, COMMON, ("getitem", "checkpoint", "runs", 60.0, 40), steps=48)
+    write_stacks(folder, 1, COMMON, steps=48)
+    cause = first_cause(folder)
+    assert (cause.kind, cause.line.text) == ("checkpoint", "Rows.__getitem__(), data.py:7")
+    assert cause.line.num_samples == 0
+
+
+def test_a_bubble_is_told_with_the_line_that_receives(tmp_path):
+    def make(rank, step, noise):
+        host = Host().work(30.0)
+        for _ in range(12):
+            host = host.comm(2.0, op="recv", size=65_536)
+        return host
+
+    folder = run_of(tmp_path, make)
+    write_sites(folder, (20, "recv", "a tensor", 12, 65_536))
+    cause = first_cause(folder)
+    assert cause.kind == "bubble"
+    assert "recv is issued in main(), train.py:20 (a tensor, 12 times a step)" in cause.evidence
+
+
 LOADER = {"loaders": [{"num_batches": 9, "num_workers": 0}]}
 
 

@@ -453,7 +453,9 @@ def test_of_a_rank_that_computes_longer_equal_work_saves_what_is_beyond_the_mean
         kernels = KernelSums(num_kernels=86, classes=classes)
         return Host().work(14.0 + own_ms).comm(2.0 + 18.0 * (rank == 1)), used(45.0) | {"kernels": kernels}
 
-    first = named(tmp_path / "run", make)[0]
+    run = run_record(2, work=WorkOfStep(model_at=StackFrame("a.py", 3, "main", True)))
+    first = named(tmp_path / "run", make, run=run)[0]
+    assert ("main(), a.py:3" in first.headline) == (kind == "imbalance")
     assert (first.kind, first.rank, first.ms) == (kind, 0, pytest.approx(ms, rel=0.02))
     assert any(told in text for text in first.evidence)
     least, most = first.interval_ms

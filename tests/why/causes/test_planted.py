@@ -407,6 +407,31 @@ def test_a_product_for_ignored_targets_is_told_to_choose_its_positions(tmp_path)
     assert "x[targets != ignore_index]" in cause.change
 
 
+@pytest.mark.parametrize(
+    ("work", "remedy"),
+    [
+        (
+            WorkOfStep(flops=100.0, padding=0.8, padding_columns=0.8),
+            "the loader, which is made at train.py:9)",
+        ),
+        (
+            WorkOfStep(flops=100.0, rows_bytes=4e7, rows_at=AT),
+            "where the table is made that Net.forward(), a.py:3 looks up, with SparseAdam, Adagrad or SGD for"
+            " it beside the Adam of train.py:36",
+        ),
+    ],
+)
+def test_what_is_set_elsewhere_is_told_with_where_that_is_made(tmp_path, work, remedy):
+    """Rows of 40 MB are written for 10 ms."""
+    run = run_record(2, work=work)
+    run.program = {
+        "loaders": [{"num_workers": 2, "num_batches": 9, "site": "train.py:9"}],
+        "optimizers": [{"kind": "Adam", "parameter_bytes": 5e7, "site": "train.py:36"}],
+    }
+    first = found(tmp_path / "run", lambda rank, step, noise: plain(noise), run)[0]
+    assert remedy in first.change
+
+
 def test_padding_whose_targets_are_ignored_is_not_told_twice(tmp_path):
     """Of 30 ms 12 go with the ignored targets, and half of the rest with the padding."""
     work = WorkOfStep(flops=100.0, unused=40.0, unused_at=AT, ignored=0.8, padding=0.5)

@@ -315,6 +315,7 @@ def _of_more_work(
     mine, others = _of_rank(parts.compute_ms, late)
     found.kind = "imbalance"
     found.facts |= {"op": "kernels", "mine_ms": mine, "others_ms": others}
+    found.facts["at"] = judged.record and judged.record.work and judged.record.work.model_at
     found.facts["equal_ms"] = others + (mine - others) / num
     return found
 

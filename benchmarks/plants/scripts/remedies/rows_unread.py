@@ -1,6 +1,6 @@
 """
 cause: compute
-told: sparse=True of the table
+told: sparse=True where the table is made
 """
 
 import torch
