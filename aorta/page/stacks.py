@@ -8,7 +8,6 @@ import numpy as np
 from aorta.account.judge.phases import phases_of
 from aorta.account.judge.profiles import (
     DOING_WORDS,
-    Difference,
     Line,
     Part,
     most,
@@ -150,53 +149,35 @@ def _tables(dataset: Dataset, report: Report) -> list[Markup]:
     if not parts:
         return []
     name = f"{dataset.label}: " if len(report.datasets) > 1 else ""
-    drawn = [_difference_table(name, difference) for difference in told_differences(dataset.first, late)]
-    return [*drawn, _line_table(name, [*parts.values()])]
+    drawn = [
+        _line_table(f"{name}{one.title}, ms of a step", one.lines[:MAX_LINES], is_difference=True)
+        for one in told_differences(dataset.first, late)
+    ]
+    title = f"{name}lines of the program with most time, mean over ranks"
+    return [*drawn, _line_table(title, most([*parts.values()], MAX_LINES), is_difference=False)]
 
 
-def _difference_table(name: str, difference: Difference) -> Markup:
-    title = f"{name}{difference.title}, ms of a step"
+def _line_table(title: str, lines: list[Line], is_difference: bool) -> Markup:
+    """What has no sample is not known."""
+    times = ("More", "Here", "There") if is_difference else ("In a step",)
     columns: list[Column] = [
-        ("Line", "", False), ("More", "ms", True), ("Here", "ms", True), ("There", "ms", True),
+        ("Line", "", False), *((time, "ms", True) for time in times),
         ("Samples", "", True), ("The thread", "", False),
     ]  # fmt: skip
     rows = [
         tag(
             "tr",
             tag("th", line.text, scope="row"),
-            cell(line.difference_ms, sign=True),
-            cell(line.ms),
-            cell(line.against_ms),
+            cell(line.difference_ms, sign=True) if is_difference else None,
+            cell(line.ms or None),
+            cell(line.against_ms or None) if is_difference else None,
             cell(line.num_samples, text=f"{line.num_samples:,}"),
-            tag("td", _doing(line)),
+            tag("td", DOING_WORDS[line.doing] + (f" in {line.calls}" if line.calls else "")),
         )
-        for line in difference.lines[:MAX_LINES]
-    ]
-    return _headed(title, table(title, columns, rows))
-
-
-def _line_table(name: str, parts: list[Part]) -> Markup:
-    title = f"{name}lines of the program with most time, mean over ranks"
-    columns: list[Column] = [
-        ("Line", "", False), ("In a step", "ms", True), ("Samples", "", True), ("The thread", "", False),
-    ]  # fmt: skip
-    rows = [
-        tag(
-            "tr",
-            tag("th", line.text, scope="row"),
-            cell(line.ms),
-            cell(line.num_samples, text=f"{line.num_samples:,}"),
-            tag("td", _doing(line)),
-        )
-        for line in most(parts, MAX_LINES)
+        for line in lines
     ]
     return _headed(title, table(title, columns, rows))
 
 
 def _headed(title: str, drawn: Markup) -> Markup:
     return tag("div", tag("h3", sentence(title).removesuffix(".")), drawn)
-
-
-def _doing(line: Line) -> str:
-    """'sleeps in sleep of time'"""
-    return DOING_WORDS[line.doing] + (f" in {line.calls}" if line.calls else "")

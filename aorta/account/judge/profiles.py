@@ -2,18 +2,20 @@
 differ."""
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
+from itertools import chain
 
 import numpy as np
 from numpy.typing import NDArray
 
 from aorta.account.judge.judged import UNLIKE, looked_at, usual_step
 from aorta.account.judge.occasional import occasions
-from aorta.account.judge.stacks import MOST_RANKS, Samples, timed_samples_of
+from aorta.account.judge.stacks import MOST, MOST_RANKS, Samples, timed_samples_of
 from aorta.account.model import Run
 from aorta.account.numbers import counted, number, quantity
-from aorta.records.stacks import DOING, Doing, StackFrame
+from aorta.records.stacks import DOING, STACK_PHASES, Doing, StackFrame, StackPhase
 
 Floats = NDArray[np.float64]
 LEAST_DIFFERENCE = 0.02
@@ -22,8 +24,12 @@ LEAST_SHOWN = 0.05
 """Of a step, from which on a line is told as one of the busiest."""
 SURE = 2.0
 """Standard errors that a difference must be above 0."""
+CHANCE = 0.05
+"""That a side has no sample of a line that it is in."""
 FEWEST = 3
 """Samples of a line in which sides differ."""
+OF_EACH_STEP: tuple[StackPhase, ...] = ("forward", "backward", "optimizer")
+"""Phases that every step has: a side without a sample of one was not sampled there."""
 DOING_WORDS: dict[Doing, str] = {
     "runs": "runs",
     "ready": "waits for a core",
@@ -45,16 +51,16 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """A line of the program, and the time of a step in which it is the innermost one."""
+    """A line of the program, and the time of a step in which it is the innermost one, in one phase."""
 
     text: str
     """'augment(), train.py:5'"""
     calls: str
-    """The library's function in which it is there most: 'sleep of time'; '' where it is in none."""
+    """The library's function in which most of it is: 'sleep of time'; '' where it is in no single one."""
     doing: Doing
     ms: float
     against_ms: float
-    """The same of the other side; 0 where there is none."""
+    """The same of the other side; 0 of either where that has no sample."""
     num_samples: int
 
     @property
@@ -65,7 +71,7 @@ class Line:
 def part_of(judged: Run, rank: int, is_meant: NDArray[np.bool_] | None = None) -> Part | None:
     """Of a rank's judged steps, or those of them that are meant; None where nothing was sampled there. A
     phase has as much as the host's spans tell."""
-    samples = timed_samples_of(judged, rank)
+    samples = timed_samples_of(judged, rank, "data")
     if samples is None:
         return None
     which = samples.is_judged.copy()
@@ -134,7 +140,8 @@ def told_differences(judged: Run, late: int | None) -> list[Difference]:
 
     late: the rank that the others wait for.
     """
-    found = []
+    found: list[Difference] = []
+    slower: list[tuple[str, tuple[list[Part], list[Part]]]] = []
     step_ms = float(np.nanmean(judged.values("step_ms"))) if judged.num_judged else 0.0
     named = [] if late is None else [late]
     parts = rank_parts(judged, named)
@@ -144,15 +151,16 @@ def told_differences(judged: Run, late: int | None) -> list[Difference]:
         found.append(Difference(title, differences([parts[late]], others, step_ms)))
     slow = slow_and_usual(judged, named)
     if slow is not None:
-        title = f"slow steps ({slow[2]}) against usual ones"
-        found.append(Difference(title, differences(slow[0], slow[1], step_ms)))
+        slower.append((f"slow steps ({slow[2]}) against usual ones", slow[:2]))
     usual, looked = usual_step(judged), looked_at(judged)
     if usual is not None and usual.ms - usual.recorded_ms >= UNLIKE * usual.ms:
         recorded = looked.global_step[looked.judged_steps]
         parts_of_both = both_parts(judged, ~np.isin(judged.global_step[judged.judged_steps], recorded), named)
         if parts_of_both is not None:
-            title = "steps that were not recorded against the shorter ones that were"
-            found.append(Difference(title, differences(*parts_of_both, step_ms)))
+            slower.append(("steps that were not recorded against the shorter ones that were", parts_of_both))
+    for title, sides in slower:  # what they do less does not make them longer
+        lines = [line for line in differences(*sides, step_ms) if line.difference_ms > 0]
+        found.append(Difference(title, lines))
     return [difference for difference in found if difference.lines]
 
 
@@ -165,9 +173,10 @@ def busiest(judged: Run, num: int) -> list[Line]:
 
 
 def line_text(line: Line, is_difference: bool = True) -> str:
-    """'+13.4 ms in push(), train.py:22 (the thread sleeps): 13.4 against 0.00, 42 samples'"""
+    """'+13.4 ms in push(), train.py:22 (the thread sleeps): 13.4 against none sampled, 42 samples'"""
     calls = f" in {line.calls}" if line.calls else ""
-    against = f" {number(line.ms)} against {number(line.against_ms)}," if is_difference else ""
+    mine, theirs = (number(ms) if ms else "none sampled" for ms in (line.ms, line.against_ms))
+    against = f" {mine} against {theirs}," if is_difference else ""
     return (
         f"{quantity(line.difference_ms, 'ms', sign=is_difference)} in {line.text} (the thread"
         f" {DOING_WORDS[line.doing]}{calls}):{against} {counted(line.num_samples, 'sample')}"
@@ -188,34 +197,65 @@ def differences(parts: Sequence[Part], others: Sequence[Part], step_ms: float) -
     first, the largest difference of each kind first.
 
     Sides are means of their parts. A difference counts from LEAST_DIFFERENCE of the step on, and from SURE
-    standard errors, those of a count of samples (binomial).
+    standard errors, those of a count of samples (binomial), and from what a side without a sample may have.
     """
-    mine, theirs = _sums(parts), _sums(others)
+    sides = [*_sums(parts, others)]
+    sampled = set.intersection(*({phase for _, phase in side} for side in sides))
     found = []
-    for key in {*mine, *theirs}:
-        own, other = mine.get(key, _Sum()), theirs.get(key, _Sum())
+    for key in {*sides[0], *sides[1]}:
+        if key[1] in OF_EACH_STEP and key[1] not in sampled:
+            continue
+        own, other = (side[key] for side in sides)
         difference, error = own.ms - other.ms, (own.variance + other.variance) ** 0.5
         if abs(difference) >= max(LEAST_DIFFERENCE * step_ms, SURE * error) and own.num + other.num >= FEWEST:
-            found.append(_line(key, own, other))
+            found.append(_line(key[0], own, other))
     return sorted(found, key=lambda line: (line.difference_ms < 0, -abs(line.difference_ms)))
 
 
 def most(parts: Sequence[Part], num: int) -> list[Line]:
     """Lines of the program that most time is in, the largest first."""
-    sums = sorted(_sums(parts).items(), key=lambda entry: -entry[1].ms)[:num]
-    return [_line(key, own, _Sum()) for key, own in sums]
+    (sums,) = _sums(parts)
+    largest = sorted(sums.items(), key=lambda entry: -entry[1].ms)[:num]
+    return [_line(frame, own, _Sum()) for (frame, _), own in largest]
 
 
 def _line(frame: StackFrame, own: _Sum, other: _Sum) -> Line:
     larger = own if own.ms >= other.ms else other
     doing = max(larger.by_doing, key=lambda name: larger.by_doing[name])
     callee = max(larger.by_callee, key=lambda name: larger.by_callee[name])
+    callee = callee if larger.by_callee[callee] >= MOST * larger.ms else ""
     return Line(frame.text, callee, DOING[doing], own.ms, other.ms, own.num + other.num)
 
 
-def _sums(parts: Sequence[Part]) -> dict[StackFrame, _Sum]:
-    """By the innermost line of the program; what has none is left out."""
-    sums: dict[StackFrame, _Sum] = defaultdict(_Sum)
+def _sums(*sides: Sequence[Part]) -> Iterator[defaultdict[tuple[StackFrame, StackPhase], _Sum]]:
+    """Of each side, by the innermost line of the program, and by phase where several are reached from it, as
+    from a library's loop. What is in no line is left out, and of a line without a sample by CHANCE missed."""
+    seen = [[*_seen(parts)] for parts in sides]
+    reached: dict[StackFrame, set[StackPhase]] = defaultdict(set)
+    for line, phase, *_ in chain.from_iterable(seen):
+        reached[line] |= {phase} & {*OF_EACH_STEP, "data", "rest"}
+    for parts, samples in zip(sides, seen, strict=True):
+        sums: defaultdict[tuple[StackFrame, StackPhase], _Sum] = defaultdict(_Sum)
+        for line, phase, callee, doing, ms in samples:
+            phases = reached[line] - {"rest"}
+            several = len(phases) > 1 or reached[line] == {"backward", "rest"}
+            (of_phase,) = (reached[line] & {phase} if several else phases) or {"rest"}
+            entry = sums[line, of_phase]
+            entry.ms += ms
+            entry.variance += ms * ms
+            entry.num += 1
+            entry.by_doing[doing] += ms
+            entry.by_callee[callee] += ms
+        step_ms = sum(float(part.ms.sum()) for part in parts) / max(len(parts), 1)
+        for entry in sums.values():
+            entry.variance *= max(1.0 - entry.ms / step_ms, 0.0)  # what all samples are in is no chance
+        part = 1 - CHANCE ** (1 / max(sum(len(part.rows) for part in parts), 1))
+        sums.default_factory = partial(_Sum, variance=(part * step_ms / SURE) ** 2)
+        yield sums
+
+
+def _seen(parts: Sequence[Part]) -> Iterator[tuple[StackFrame, StackPhase, str, int, float]]:
+    """Of each sample in a line of the program: that, its phase, the library's function, and ms of a step."""
     for part in parts:
         stacks = part.samples.stacks
         innermost: list[StackFrame | None] = []
@@ -223,23 +263,11 @@ def _sums(parts: Sequence[Part]) -> dict[StackFrame, _Sum]:
             frame = stacks.frames[place]
             above = innermost[parent] if parent >= 0 else None
             innermost.append(frame if frame.is_program else above)
-        for row, ms in zip(
-            part.samples.rows[part.rows].tolist(), (part.ms / len(parts)).tolist(), strict=True
-        ):
-            line = innermost[row[5]]
-            if line is None:
-                continue
-            leaf = stacks.frames[stacks.nodes[row[5]][1]]
-            entry = sums[line]
-            entry.ms += ms
-            entry.variance += ms * ms
-            entry.num += 1
-            entry.by_doing[row[3]] += ms
-            entry.by_callee["" if leaf.is_program else leaf.text] += ms
-    step_ms = sum(float(part.ms.sum()) for part in parts) / max(len(parts), 1)
-    for entry in sums.values():
-        entry.variance *= max(1.0 - entry.ms / step_ms, 0.0)  # what all samples are in is no chance
-    return dict(sums)
+        rows = part.samples.rows[part.rows].tolist()
+        for row, ms in zip(rows, (part.ms / len(parts)).tolist(), strict=True):
+            line, leaf = innermost[row[5]], stacks.frames[stacks.nodes[row[5]][1]]
+            if line is not None:
+                yield line, STACK_PHASES[row[2]], "" if leaf.is_program else leaf.text, row[3], ms
 
 
 # ---- trees -----------------------------------------------------------------------------------------
@@ -261,7 +289,10 @@ class Tree:
     @property
     def total_ms(self) -> Floats:
         """[part, node]: with all that is below."""
-        return _with_below(self.ms, self.parents)
+        total = self.ms.copy()
+        for node in range(len(self.parents) - 1, 0, -1):
+            total[:, self.parents[node]] += total[:, node]
+        return total
 
 
 def tree(parts: Sequence[Part], most_nodes: int) -> Tree:
@@ -321,10 +352,3 @@ def _pruned(whole: Tree, most_nodes: int) -> Tree:
 
 def _summed(ms: Floats, place: NDArray[np.int64], num: int) -> Floats:
     return np.asarray(np.bincount(place, ms, num), dtype=np.float64)
-
-
-def _with_below(ms: Floats, parents: list[int]) -> Floats:
-    total = ms.copy()
-    for node in range(len(parents) - 1, 0, -1):
-        total[:, parents[node]] += total[:, node]
-    return total

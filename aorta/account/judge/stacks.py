@@ -154,10 +154,11 @@ def _as_long(
 
 
 @once_of_run
-def timed_samples_of(run: Run, rank: int) -> Samples | None:
+def timed_samples_of(run: Run, rank: int, *more: StackPhase) -> Samples | None:
     """As samples_of; backward passes, optimizers and all else take the parts of the mean step that the host's
     spans show. Spans are exact and samples few, and where threads contend for cores more samples come while
-    the thread waits for those of a backward pass. As sampled, without spans or without samples of a part."""
+    the thread waits for those of a backward pass. As sampled, without spans or without samples of a part.
+    more: phases of which the same holds where they have samples; a part may lack one by chance then."""
     samples, whole = samples_of(run, rank), run.host_parts.get(f"{PREFIX}step")
     if samples is None or whole is None:
         return samples
@@ -165,20 +166,20 @@ def timed_samples_of(run: Run, rank: int) -> Samples | None:
     step_ms = whole[row, run.judged_steps]
     is_timed = np.isfinite(step_ms)
     ms, left, share_left = samples.ms.copy(), np.ones(len(samples.ms), dtype=bool), 1.0
-    groups: list[tuple[NDArray[np.bool_], float]] = []
-    for phase in TIMED:
+    total = float(ms[samples.is_judged].sum())
+    phases: tuple[StackPhase, ...] = (*TIMED, *more, "rest")
+    for phase in phases:
         of_phase = run.host_parts.get(f"{PREFIX}{phase}", np.zeros_like(whole))[row, run.judged_steps]
         share = float(np.nansum(of_phase[is_timed]) / step_ms[is_timed].sum()) if is_timed.any() else 0.0
         which = samples.in_phase(phase)
-        groups.append((which, share))
-        left, share_left = left & ~which, share_left - share
-    total = float(ms[samples.is_judged].sum())
-    for which, share in [*groups, (left, share_left)]:
+        if phase == "rest":  # whatever is left
+            which, share = left, share_left
         sampled = float(samples.ms[samples.is_judged & which].sum()) / total
         if sampled > 0 and share > 0:
             ms[which] *= share / sampled
-        elif max(sampled, share) > SMALL:
+        elif phase not in more and max(sampled, share) > max(SMALL, bool(more) / samples.is_judged.sum()):
             return samples
+        left, share_left = left & ~which, share_left - (share if sampled > 0 or not more else 0.0)
     return replace(samples, ms=ms)
 
 

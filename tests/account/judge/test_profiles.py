@@ -17,7 +17,17 @@ from aorta.account.judge.profiles import (
 )
 from aorta.account.judge.stacks import samples_of, timed_samples_of
 from aorta.records.stacks import STACK_PHASES
-from tests.account.judge.sampled_runs import AUGMENT, BACKWARD, MAIN, SLEEP, sampled, sampled_dataset
+from tests.account.judge.sampled_runs import (
+    AUGMENT,
+    BACKWARD,
+    ENGINE,
+    MAIN,
+    MODEL,
+    SLEEP,
+    TRAINER,
+    sampled,
+    sampled_dataset,
+)
 
 STEPS = range(2, 12)
 """The judged ones of twelve."""
@@ -29,6 +39,19 @@ def backward(us, *steps):
 
 def asleep(us, *steps):
     return [(step, us, "sleeps", MAIN, AUGMENT, SLEEP) for step in steps]
+
+
+def in_engine(us, *steps):
+    """In the phase of backward passes."""
+    return [(step, us, "sleeps", MAIN, ENGINE) for step in steps]
+
+
+def slow_run(stacks, slow, num=40):
+    """Slow steps take 30 ms more."""
+    judged = sampled_dataset([stacks], num_steps=num).first
+    lengths = np.array(judged.metrics["step_ms"])
+    lengths[:, list(slow)] += 30.0
+    return msgspec.structs.replace(judged, metrics={**judged.metrics, "step_ms": lengths})
 
 
 @pytest.fixture
@@ -90,11 +113,8 @@ def test_slow_steps_against_usual_ones():
     num = 40
     slow = range(0, num, 4)
     stacks = sampled(*backward(40_000, *range(num)), *asleep(30_000, *slow))
-    judged = sampled_dataset([stacks], num_steps=num).first
-    lengths = np.array(judged.metrics["step_ms"])
-    lengths[:, list(slow)] += 30.0
-    metrics = {**judged.metrics, "step_ms": lengths}
-    judged = msgspec.structs.replace(judged, metrics=metrics)
+    judged = slow_run(stacks, slow)
+    lengths = judged.metrics["step_ms"]
     told = told_differences(judged, None)[0]
     assert told.title == "slow steps (every fourth step) against usual ones"
     assert told.lines[0].text == "augment(), data.py:5"
@@ -102,6 +122,52 @@ def test_slow_steps_against_usual_ones():
     assert told.lines[0].ms == pytest.approx(30 / 70 * of_slow)
     parts, usual, often = slow_and_usual(judged)
     assert (len(parts), len(usual), often) == (1, 1, "every fourth step")
+
+
+def test_what_every_step_has_is_not_compared_where_one_side_has_no_sample_of_it():
+    """All samples of slow steps fell into augment(): that they had no backward pass is not known."""
+    slow = range(0, 40, 4)
+    usual = [step for step in range(40) if step not in slow]
+    judged = slow_run(sampled(*in_engine(40_000, *usual), *asleep(70_000, *slow)), slow)
+    (told,) = told_differences(judged, None)
+    (line,) = told.lines
+    assert line.text == "augment(), data.py:5"
+    assert f" {line.ms:.1f} against none sampled, " in line_text(line)
+
+
+def test_what_slow_steps_do_less_is_not_told():
+    """They have 10 ms in main() instead of 40, and are none the longer for it."""
+    slow = [*range(0, 40, 4)]
+    usual = [step for step in range(40) if step not in slow]
+    stacks = sampled(*backward(5_000, *usual * 8, *slow * 2), *asleep(60_000, *slow))
+    (told,) = told_differences(slow_run(stacks, slow), None)
+    assert [line.text for line in told.lines] == ["augment(), data.py:5"]
+
+
+@pytest.mark.parametrize(
+    ("num", "is_told"), [pytest.param(3, False, id="few"), pytest.param(10, True, id="many")]
+)
+def test_a_side_with_few_samples_may_have_missed_a_line(num, is_told):
+    """None of three falls into a third of a step by chance, 0.3 times; none of ten 0.02 times."""
+    by_rank = [
+        sampled(*backward(30_000, *[*STEPS][:num])),
+        sampled(*backward(20_000, *STEPS), *asleep(10_000, *STEPS)),
+    ]
+    parts = rank_parts(sampled_dataset(by_rank).first)
+    found = [line.text for line in differences([parts[1]], [parts[0]], 40.0)]
+    assert ("augment(), data.py:5" in found) is is_told
+
+
+def test_a_line_that_calls_a_library_s_loop_is_told_for_each_phase_of_it():
+    """Trainer.train has half of the time in backward passes, and the other half in a model's three functions:
+    none of these is the one that the thread is in."""
+    functions = [msgspec.structs.replace(TRAINER, function=name) for name in ("log", "prepare", "save")]
+    loop = [(step, 5_000, "runs", MAIN, TRAINER, MODEL, leaf) for step in STEPS for leaf in functions]
+    passes = [(step, 15_000, "sleeps", MAIN, TRAINER, ENGINE) for step in STEPS]
+    judged = sampled_dataset([sampled(*loop, *passes)]).first
+    of_calls = {line.calls: line.ms for line in busiest(judged, 4) if line.text == "main(), train.py:20"}
+    half_ms = pytest.approx(step_ms(judged, 0) / 2)
+    assert of_calls == {"": half_ms, "_engine_run_backward of torch": half_ms}
 
 
 def test_a_rank_whose_judged_steps_have_no_length_has_no_samples_of_them(late_rank):
@@ -150,6 +216,20 @@ def test_samples_of_rare_long_steps_take_the_time_that_these_have():
     in_slow = np.isin(samples.column, np.array(slow) - judged.num_warmup)
     assert samples.ms[in_slow].sum() == pytest.approx(lengths[0, slow].sum() / judged.num_judged)
     assert samples.ms[samples.is_judged].sum() == pytest.approx(step_ms(judged, 0))
+
+
+def test_lines_of_a_phase_have_no_more_than_its_spans_show():
+    """Half of the samples are in a loader, whose spans are a quarter of the step."""
+    stacks = sampled(*backward(20_000, *STEPS), *asleep(20_000, *STEPS))
+    of_data = STACK_PHASES.index("data")
+    stacks.samples = [
+        msgspec.structs.replace(one, phase=of_data if one.doing else one.phase) for one in stacks.samples
+    ]
+    judged = sampled_dataset([stacks]).first
+    spans = {f"host.phase.{name}": np.full((1, 12), ms) for name, ms in {"step": 40.0, "data": 10.0}.items()}
+    lines = busiest(msgspec.structs.replace(judged, host_parts=spans), 4)
+    shares = {line.text: line.ms / step_ms(judged, 0) for line in lines}
+    assert shares == pytest.approx({"main(), train.py:20": 3 / 4, "augment(), data.py:5": 1 / 4})
 
 
 @pytest.mark.parametrize(
