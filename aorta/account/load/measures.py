@@ -5,6 +5,7 @@ layout tells. Rates are of single steps, so that their intervals are found as th
 known is NaN here, and `reasons` says why.
 """
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeGuard
 
@@ -169,7 +170,8 @@ def _reasons(
         not_measured.get(name) or of_run.get(name) or NOT_GIVEN[name]
         for name in ("tokens", "flops_per_token", "peak_flops")
     )
-    flops = of_run.get("flops_per_step", flops)
+    # Without an error's own words.
+    flops = re.sub(r":? \w*(?:Error|Exception): [\s\S]*", "", of_run.get("flops_per_step", flops))
     device = not_measured.get("device") or NOT_GIVEN["power_w"]
     memory = not_measured.get("memory") or NOT_GIVEN["memory"]
     has_tokens, has_flops = (np.isfinite(metrics[name]).any() for name in (WORK, "model_tflops_per_gpu"))
