@@ -53,7 +53,7 @@ WIDEST = 4.0
 
 MOST = "at most"
 """Begins why a cause has no interval, where its ms are the most that mending saves."""
-TELLING = 0.1
+TELLING = 0.5
 """Of the step, below which what it takes at least tells nothing."""
 
 

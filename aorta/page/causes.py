@@ -47,8 +47,7 @@ def causes(report: Report) -> Markup | None:
         "causes",
         "Causes and what to change",
         *children,
-        lead=f"Milliseconds of a step by cause, with a {LEVEL} interval over steps; no millisecond counts"
-        " twice. A step without one cause takes at least the time given.",
+        lead=f"Milliseconds of a step by cause, with a {LEVEL} interval over steps; none counts twice.",
     )
 
 

@@ -246,6 +246,12 @@ def test_the_largest_cause_is_the_first_sentence():
     assert "Not explained: little." in text_of(source, "causes")
 
 
+def test_what_a_mended_step_takes_at_least_is_told_from_half_of_the_step_on():
+    told = "without it a step takes at least"
+    assert f"; {told} 20.0 ms" in cause(bound_ms=20.0).headline
+    assert told not in cause(bound_ms=19.0).headline
+
+
 def test_a_loss_between_steps_is_part_of_a_step_and_what_follows_it():
     """60 ms are 0.6 of 100 ms."""
     between = cause(ms=60.0, interval_ms=None, share=0.6, is_in_step=False)
