@@ -512,8 +512,8 @@ def _keep(finding: CauseFinding, mean_ms: float) -> None:
         return
     part = mean_ms / claimed_ms
     finding.ms = finding.ms * part
-    for name in ("part_ms", "others_ms", "per_call_ms"):
-        if finding.facts.get(name) is not None:
+    for name in ("part_ms", "others_ms", "per_call_ms", "per_unit_ms", "host_ms"):
+        if finding.facts.get(name) is not None and finding.kind != "copy":  # so long the device copies
             finding.facts[name] *= part
     if finding.occasions is not None:
         finding.occasions = replace(

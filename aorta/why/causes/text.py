@@ -99,9 +99,9 @@ def _recorded(account: Account) -> str:
     usual = account.usual
     if usual is None or not abs(usual.recorded_ms - usual.ms) >= UNLIKE * usual.ms:
         return ""
-    scaled = f", scaled to {quantity(usual.ms, 'ms')}" if usual.recorded_ms > usual.ms else ""
     num, ms = account.step_ms.shape[1], quantity(usual.recorded_ms, "ms")
-    return f"; sizes are of {num:,} recorded steps of {ms}{scaled}"
+    to = "scaled to" if usual.recorded_ms > usual.ms else "shares of"
+    return f"; sizes are of {num:,} recorded steps of {ms}, {to} {quantity(usual.ms, 'ms')}"
 
 
 def causes_text(causes: Causes, run: Run) -> str:
@@ -109,11 +109,8 @@ def causes_text(causes: Causes, run: Run) -> str:
     lines = [causes.title]
     for text in run.story:
         lines += wrapped(text)
-    if causes.listed:
-        lines += cause_lines(causes.listed)
-    else:
-        lines += ["", *textwrap.wrap(causes.empty_text, WIDTH)]
-    for note in causes.notes:
+    lines += cause_lines(causes.listed)
+    for note in (*([] if causes.listed else [causes.empty_text]), *causes.notes):
         lines += ["", *textwrap.wrap(note, WIDTH)]
     for difference in told_differences(run, causes.late_rank):
         lines += ["", f"Sampled, ms of a step: {difference.title}."]
@@ -167,20 +164,18 @@ def _outside_text(account: Account) -> str:
 
 
 def _reason_text(cell: str, dataset: Dataset, account: Account) -> str:
-    num = sum(row.count for row in kernels_by_class(dataset))
-    if cell != "launch" or not num or account.step_ms.shape[1] < MIN_STEPS:
-        return f"Its reason is not certain{_too_few(account)}."
+    num, num_steps = sum(row.count for row in kernels_by_class(dataset)), account.step_ms.shape[1]
+    if num_steps < MIN_STEPS:
+        few = f"{counted(num_steps, 'judged step')} are too few to tell it from chance"
+        return f"Its reason is not certain: {few}."
+    if cell != "launch" or not num:
+        return "Its reason is not certain."
     compiled = "compile" in program_of(dataset.first.record)[0]
     remedy = "Larger batches" if compiled else "torch.compile launches less and larger batches"
     return (
         f"The host bounds the step: {num:,.0f} kernels and copies, whose launches alone explain little of it;"
         f" the rest is Python, wrappers and casts around them. {remedy} hide what does not grow with them."
     )
-
-
-def _too_few(account: Account) -> str:
-    num = account.step_ms.shape[1]
-    return f": {counted(num, 'judged step')} are too few to tell it from chance" if num < MIN_STEPS else ""
 
 
 def _through_memory_text(dataset: Dataset, account: Account) -> str:

@@ -168,14 +168,14 @@ def test_steps_that_were_timed_are_no_warm_up_of_those_that_were_not(tmp_path):
 @pytest.mark.parametrize(
     ("untimed_ms", "takes", "told"),
     [
-        pytest.param(30.0, "30.0 ms (median", "10.0 ms", id="longer"),
+        pytest.param(30.0, "30.0 ms (median", "10.0 ms, shares of 30.0 ms", id="longer"),
         pytest.param(9.2, "9.20 ms (median", "10.0 ms, scaled to 9.20 ms", id="shorter"),
         pytest.param(10.1, "10.1 ms (median", "", id="alike"),
         # Of three in four that are left out, one in three takes 30: (8 * 10 + 16 * 10 + 8 * 30) / 32.
         pytest.param(
             lambda step: 30.0 if step % 4 == 1 else 10.0,
             "15.0 ms (mean",
-            "10.0 ms",
+            "10.0 ms, shares of 15.0 ms",
             id="kinds",
         ),
     ],

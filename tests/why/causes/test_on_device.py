@@ -18,6 +18,7 @@ from aorta.why.causes.finding import CauseFinding
 from aorta.why.causes.losses import of_a_step
 from aorta.why.causes.losses.needless import _tf32_as_fast, lines_text, loop_of, needless_work
 from aorta.why.causes.losses.program_code import _computes_by_itself
+from aorta.why.causes.losses.transfer import Exposure, _largest
 from aorta.why.causes.losses.waiting import IN_STEP, in_step
 from aorta.why.causes.rank import Worth, _once, _place, causes_of, found_causes, worth
 from aorta.why.causes.rules import rules
@@ -922,6 +923,37 @@ def test_copies_are_of_a_kind_where_half_of_the_loss_must_be_of_it(tmp_path, cop
     told = [text for text in found.evidence if text.startswith("copies from ")]
     assert [source in text for text in told] == ([True] if source else [])
     assert found.change.startswith(remedy)
+
+
+def test_the_device_copies_for_what_its_cell_has_and_not_for_what_samples_show_beside_it():
+    """Of 18 ms 6 are idle time in the line that copies."""
+    sampled_copy = CauseFinding("copy", np.full(20, 6.0), {("launch",): 1.0}, facts={"group": ()})
+    of_cell = CauseFinding("copy", np.full(20, 12.0), {("copy",): 1.0}, facts={"part_ms": 12.0})
+    (found,) = of_a_step._with_common([], [sampled_copy, of_cell])
+    assert (found.mean_ms, found.facts["part_ms"]) == (18.0, 12.0)
+
+
+def test_the_largest_call_is_that_of_all_that_are_told_together():
+    calls = {
+        "bucket 0: a": (5.0, 25 << 20, 4),
+        "bucket 1: b": (4.0, 600 << 20, 4),
+        "bucket 2: c": (3.0, 1, 4),
+    }
+    exposure = Exposure(
+        by_call={("all_reduce", module, ""): call for module, call in calls.items()}, num_small={},
+        queued_ms=0.0, queued_what="", small_launch_ms=0.0, example=None, num_updates=1, wide={}, units=None,
+        unit_launch_ms=0.0,
+    )  # fmt: skip
+    facts = _largest(SimpleNamespace(), exposure, ["all_reduce"])
+    assert (facts["what"], facts["calls"]) == (
+        "all_reduce (most in bucket 0: a)", "12 calls, the largest of 600.0 MiB",
+    )  # fmt: skip
+
+
+def test_an_optimizer_takes_what_its_row_of_the_table_has():
+    account = SimpleNamespace(mean_ms={"optimizer": 22.4}.__getitem__)
+    parts = SimpleNamespace(is_unfused=True, account=account)
+    assert of_a_step._words("optimizer", parts, 10.0) == {"op": "unfused", "optimizer_ms": 22.4}
 
 
 @pytest.mark.parametrize(("lines", "kept"), [((5, 5), {"synchronisation": 12.0}), ((5, 9), None)])

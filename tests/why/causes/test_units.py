@@ -199,6 +199,7 @@ def test_small_buckets_cost_what_the_device_idles_for_them(tmp_path):
     assert cause.interval_ms == pytest.approx((17.2 * np.exp(-0.65), 33.8 - 9.8 * np.exp(-0.3)), rel=0.03)
     assert cause.change.endswith("at its default of 25, so that 48 buckets become 5: at train.py:9")
     assert cause.evidence[0].startswith("48 buckets are reduced one by one: each costs 0.4")
+    assert cause.evidence[0].endswith(", and 43 need not be")
 
 
 def test_buckets_of_a_program_that_nobody_watched_are_known_by_their_sizes(tmp_path):

@@ -305,7 +305,7 @@ def _with_common(losses: list[CauseFinding], common: list[CauseFinding]) -> list
         for other in [*of_kind, *sampled]:
             finding.takes = together([finding, other])
             finding.ms = finding.ms + other.ms
-            if "part_ms" in finding.facts:
+            if "part_ms" in finding.facts and not (finding.kind == "copy" and "group" in other.facts):
                 finding.facts["part_ms"] = float(finding.ms[steps_with(finding.ms)].mean())
             if other.facts.get("who") == IN_TURN and other.mean_ms >= WORTH_SAYING * finding.mean_ms:
                 late = f"{quantity(other.mean_ms, 'ms')} of it are what {IN_TURN} need longer than the others"
@@ -422,7 +422,7 @@ def _words(name: str, parts: Parts, part_ms: float) -> dict[str, object]:
         return locked_out_facts(part_ms)
     facts: dict[str, object] = {"part_ms": part_ms}
     if name == "optimizer" and parts.is_unfused:
-        return {"op": "unfused", "optimizer_ms": float(parts.optimizer_ms.mean())}
+        return {"op": "unfused", "optimizer_ms": parts.account.mean_ms("optimizer")}
     if name in WORDS:
         facts["what"] = WORDS[name]
     if name == "launch":
@@ -456,6 +456,7 @@ def _one_of_small_units(
         "origin": "level" if units.level else "alike",
         "level": units.level,
         "per_unit_ms": float(ms.mean()) / (units.num - units.num_merged),
+        "needless": units.num - units.num_merged,
         "host_ms": host_ms or None,
     }
     if not units.name:

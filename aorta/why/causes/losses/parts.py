@@ -73,10 +73,8 @@ class Parts:
     usual_clock_mhz: float | None
     work_ms: Floats
     """compute_ms without the optimizer and, on a CPU, without what other threads took."""
-    optimizer_ms: Floats
     is_unfused: bool
     """On a CPU, where fused=True would be faster."""
-    """Optimizer.step on the host, all of it."""
     cpu_ms: Floats | None
     """Of the thread that trains; None where records do not tell."""
     small_kernels_ms: float | None
@@ -168,7 +166,6 @@ def parts_of(run: Run, account: Account, small_launch_ms: float = 0.0) -> Parts:
         clock_mhz=clock,
         usual_clock_mhz=usual,
         work_ms=work,
-        optimizer_ms=host.span("optimizer"),
         is_unfused=is_unfused,
         small_kernels_ms=_small_kernels(run) if account.on_device else None,
         loops_ms=run.mean_of_host(LOOPS) or 0.0,

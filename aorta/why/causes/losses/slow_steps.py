@@ -40,7 +40,8 @@ def slow_steps(judged: Run, parts: Parts, known: Occasions | None) -> Iterator[C
         idle = [parts.ms_by_kind[name] for name in IDLE_PARTS if name in parts.ms_by_kind]
         common = np.sum([parts.work_ms, *idle], axis=0).min(axis=0)
     slow = occasions(common, judged.global_step[judged.judged_steps], known)
-    if slow is None or _has_more_to_do(judged, parts.optimizer_ms, slow.is_slow):
+    optimizer_ms = Host(judged, judged.judged_steps).span("optimizer")
+    if slow is None or _has_more_to_do(judged, optimizer_ms, slow.is_slow):
         return
     facts = {
         "who": "all ranks" if len(judged.ranks) > 1 else "the rank",

@@ -478,6 +478,7 @@ def _largest(judged: Run, details: "Exposure | None", ops: Sequence[str]) -> dic
         if ms < 0.5 * same_ms and module:
             name = f"{op} (most in {module})"
             ms, num = same_ms, sum(entry[2] for entry in same_op)
+            size = max(entry[1] for entry in same_op)
         others = "" if same_ms >= MOST_OF_ALL * all_ms else " and other operations"
         name = name.replace(UNKNOWN_OP, "calls of no known operation")
         of_group = f" ({group} group)" if group and not group.isdecimal() else ""
