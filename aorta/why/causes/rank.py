@@ -444,6 +444,8 @@ def _is_in(one: Named, other: Named, judged: Run | None) -> bool:
     """Whether both are one loss. Of pauses, sleep and evaluations take no compute, and slow steps do."""
     larger, cause = one[0], other[0]
     is_same = _is_late_by(one, other) or _need_the_same_cores(larger, cause)
+    is_of_all = (larger.kind, larger.change, larger.rank) == (cause.kind, cause.change, None)
+    is_same = is_same or (is_of_all and cause.is_waited_for)
     if is_same or _is_of_messages(larger, cause, judged) or _is_of_one_rank(larger, cause):
         return True
     if larger.line is None or cause.line is None:

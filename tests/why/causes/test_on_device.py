@@ -1089,6 +1089,21 @@ def test_cores_that_idle_are_given_to_threads_or_to_workers(loading, num):
         )
 
 
+def test_what_one_rank_has_more_of_is_told_with_what_all_ranks_lose():
+    of_all, of_one = (
+        Cause(
+            kind="copy", subject=f"copies on {who}", ms=ms, interval_ms=(ms - 1, ms + 2), bound_ms=20.0,
+            share=ms / 40, evidence=(), change="pin it", check="", source="records", rank=rank,
+            is_waited_for=rank is not None,
+        )
+        for who, rank, ms in (("all ranks", None, 18.0), ("rank 1", 1, 1.5))
+    )  # fmt: skip
+    [(first, taken)] = _once([(of_all, {"copy": 18.0}), (of_one, {"copy": 0.5, "wait": 1.0})])
+    assert (first.ms, first.interval_ms) == (19.5, (17.5, 21.5))
+    assert first.evidence == ("1.50 ms of it are copies on rank 1",)
+    assert taken == {"copy": 18.5, "wait": 1.0}
+
+
 @pytest.mark.parametrize(("host_ms", "is_first"), [(3.0, True), (1.0, False)])
 def test_a_rank_that_launches_late_stands_behind_what_all_hosts_lose(host_ms, is_first):
     late, host, other = (
