@@ -140,14 +140,15 @@ def waiting_calls(finding: CauseFinding, judged: Run) -> list[Waits]:
     frames = {(Path(frame.file).name, frame.line): frame for one in samples for frame in one.stacks.frames}
     stacks = [stack for one in samples for stack in one.chosen(one.is_judged)]
     library = heaviest([stack for stack in stacks if _is_of_library(stack.frames[-1])])
-    in_library = [stack.ms for stack in stacks if library and stack.frames[-1].text == library.calls]
+    all_ms = sum(stack.ms for stack in stacks)
+    in_library_ms = sum(stack.ms for stack in stacks if library and stack.frames[-1].text == library.calls)
+    own_files = {name for name, _ in frames}
     found: list[Waits] = []
     for ((file, line), call), (num, ms) in calls_of_spans(judged, "synchronisation", finding.rank).items():
         at, of_all_ms = frames.get((file, line), StackFrame(file, line, UNKNOWN, True)), ms * len(samples)
         # Of a file of the program as many samples would show one or more.
-        is_sure = len(stacks) * of_all_ms >= 2 * FEWEST * sum(stack.ms for stack in stacks) > 0
-        is_own = file in {name for name, _ in frames}
-        if library and is_sure and not is_own and sum(in_library) >= LEAST * of_all_ms:
+        is_sure = len(stacks) * of_all_ms >= 2 * FEWEST * all_ms > 0
+        if library and is_sure and file not in own_files and in_library_ms >= LEAST * of_all_ms:
             at = StackFrame(library.file, library.line, library.function, True)
             call = f"{call} in {library.calls}"
         found += [Waits(at, call, num, ms)] if line else []
