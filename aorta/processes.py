@@ -173,6 +173,7 @@ def usual_jobs(files: Iterable[str | os.PathLike[str]]) -> int:
 
 
 def usable_cores() -> int:
+    """Cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 

@@ -38,6 +38,7 @@ Verdict = Literal["better", "worse", "different", "same", "cannot tell", "not ju
 matters, whatever the rest of the interval."""
 
 Direction = Literal["lower", "higher", "neither"]
+"""Direction in which a metric gets better."""
 
 
 class Statistic(msgspec.Struct, frozen=True):
@@ -239,6 +240,7 @@ class Run(msgspec.Struct, frozen=True):
     num_warmup: int = 0
     """Steps at the beginning that are not judged (aorta.account.judge.judged), 0 of a run as it was read."""
     warmup_rule: str = ""
+    """The rule in words."""
     statistics: dict[str, Statistic] = msgspec.field(default_factory=dict)
     """Per metric over the judged steps; of a run as it was read empty, as collective_rows."""
     collective_rows: list[CollectiveRow] = msgspec.field(default_factory=list)
@@ -261,6 +263,7 @@ class Run(msgspec.Struct, frozen=True):
 
     @property
     def judged_steps(self) -> slice:
+        """Columns of the judged steps in every array."""
         return slice(self.num_warmup, None)
 
     def values(self, metric: str) -> NDArray[np.float64]:
@@ -322,6 +325,8 @@ class ConfidenceInterval(msgspec.Struct, frozen=True):
 
 
 class MetricComparison(msgspec.Struct, frozen=True):
+    """Comparison of one metric of the candidate with the reference."""
+
     name: str
     unit: str
     """ms, GB/s, bytes, or '' (a ratio or a count)."""
@@ -336,6 +341,7 @@ class MetricComparison(msgspec.Struct, frozen=True):
     """candidate - reference, in unit."""
     difference_interval: ConfidenceInterval | None
     p_value: float | None
+    """p-value of this metric alone."""
     p_adjusted: float | None
     """Of parts of the step, after allowing for all of them (Holm); of the main metric as p_value."""
     verdict: Verdict
@@ -370,6 +376,7 @@ class StepWork(msgspec.Struct, frozen=True):
 
     @property
     def ratio(self) -> float:
+        """candidate / reference"""
         return self.candidate / self.reference
 
 
@@ -403,6 +410,7 @@ class Comparison(msgspec.Struct, frozen=True):
     reference: str
     candidate: str
     headline: str
+    """The answer in one line."""
     scope: str
     """Scope of the verdict: these two runs only, or runs like these."""
     differences: list[SettingDifference]
@@ -456,6 +464,7 @@ class Causes(msgspec.Struct, frozen=True):
     no_loss: list[str] = []
     """Sentences of what takes time, and no change mends in the usual step."""
     empty_text: str = ""
+    """Text to show if there is none."""
     whatifs: WhatIfs | None = None
     """What-ifs of the run's traces; None if it has none."""
     title: str = ""
@@ -474,6 +483,7 @@ class Report(msgspec.Struct, frozen=True):
     """Datasets by label, in the order given."""
     comparison: Comparison | None
     summary: dict[str, Any]
+    """Content of summary.json."""
     causes: dict[str, Causes] = msgspec.field(default_factory=dict)
     """Causes by label; empty if the report was made without looking for them."""
 

@@ -27,6 +27,8 @@ from aorta.timeline.statistics import warmup_steps
 
 @dataclass(frozen=True, slots=True)
 class LastStep:
+    """The newest step of a rank."""
+
     global_step: int
     world_size: int
     end_unix_ns: int
@@ -160,6 +162,7 @@ def _mean(values: Iterable[float | None]) -> float | None:
 
 
 def _both(recorded: list[StepRecord], shown: list[StepRecord]) -> list[StepRecord]:
+    """The shown steps among the recorded ones, in order."""
     return [one for _, one in sorted({key_of(record): record for record in [*recorded, *shown]}.items())]
 
 

@@ -349,6 +349,7 @@ class ModelCalls:
         return found
 
     def _refuse(self, reason: str) -> None:
+        """Count no FLOPs."""
         self._error = reason
         self._kinds.clear()
         self._copies.clear()

@@ -145,6 +145,7 @@ class Attachment:
         self._in_graph: weakref.WeakKeyDictionary[Any, list[tuple[Any, bool]]] = weakref.WeakKeyDictionary()
         """By CUDA graph, who steps in it, and whether behind a backward pass."""
         self._captured: Any = None
+        """The graph that is being captured."""
         self._optimizer_device: Any = None
         self.pending_targets = [] if settings.step_at is None else [settings.step_at]
 
@@ -798,6 +799,7 @@ class Attachment:
         return bool(self._compiled)
 
     def stepper_name(self, stepper: Any) -> str:
+        """Return its name for run.json."""
         name = f"{type(stepper).__module__}.{type(stepper).__qualname__}.step"
         is_compiled = id(stepper) in self._compiled
         return f"{name} (compiled: up to the next batch or backward pass)" if is_compiled else name

@@ -34,6 +34,7 @@ class LayoutCopies:
             setattr(torch.Tensor, name, counted)
 
     def end(self) -> None:
+        """Put everything back."""
         for name, counted in self._put_on.items():
             if vars(torch.Tensor).get(name) is counted:
                 delattr(torch.Tensor, name)  # it is the base class's
@@ -59,4 +60,5 @@ PLAIN = (torch.Tensor, torch.nn.Parameter)
 
 
 def line_of(frame: FrameType) -> StackFrame:
+    """The line of the program that a frame of it is at."""
     return StackFrame(frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_qualname, True)

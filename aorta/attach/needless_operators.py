@@ -197,6 +197,7 @@ class NeedlessOperators:
         return 0.0
 
     def see_bytes(self, given: list[torch.Tensor], result: Any, num_bytes: int, flops: int) -> None:
+        """An operator of either pass."""
         moved = [*given, *tensors_in(result)]
         if num_bytes:
             self._bytes[_shape(max(moved, key=torch.Tensor.numel))] += num_bytes
@@ -319,6 +320,7 @@ class NeedlessOperators:
         return self._made_again(2)
 
     def hoisted_share(self, line: StackFrame | None) -> float:
+        """Of the operators of a line."""
         num, *_ = self._of_line.get(line, [0])
         return (1 - 1 / self._times_made(line)) * num / max(self._num_operators[line], 1)
 

@@ -143,6 +143,7 @@ class OperatorsByLine:
         self._of_node[torch.autograd._get_sequence_nr() - 1] = number  # type: ignore[attr-defined]
 
     def see_backward(self, flops: int, num_bytes: int) -> None:
+        """An operator of the backward pass."""
         node = torch._C._current_autograd_node()
         number = None if node is None else self._of_node.get(node._sequence_nr())
         if number is not None:

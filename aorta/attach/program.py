@@ -42,6 +42,7 @@ class ProgramNotes:
         self._units: list[dict[str, Any]] = []
         self._by_dataset: dict[int, dict[str, Any]] = {}
         self._iterator = 0
+        """The iterator that gave the last batch."""
         self._modes: dict[str, Any] = {}
         self.optimizers: weakref.WeakSet[Any] = weakref.WeakSet()
         self._replicas: weakref.WeakSet[Any] = weakref.WeakSet()

@@ -59,8 +59,11 @@ class AttachedSession:
         self._num_steps = 0
         """Steps that have ended; also the number of the open one."""
         self._first_number = 0
+        """Number of the first step."""
         self._num_backwards = 0
+        """Backward passes in the open step."""
         self._num_calls = 0
+        """Calls of optimizers in the open step."""
         self._called_within = self._ends_with_pass = False
         """Hooks of the backward pass that runs called an optimizer, or the last one of an iteration."""
         self._num_signed = 0
@@ -76,6 +79,7 @@ class AttachedSession:
         self._evaluated_last = False
         """The iteration before this one began with an evaluation, so that it is part of the loop."""
         self.thread = threading.get_ident()
+        """The thread that runs the loop."""
         self._early_saves: list[tuple[int, Save]] = []
         """What was saved while it is not known what makes an iteration, behind which call."""
         self._pool: set[int] = set()
@@ -382,6 +386,7 @@ class AttachedSession:
         return True
 
     def _begin(self) -> None:
+        """Open the next step."""
         assert self._recorder is not None
         self._stop_waiting_for_training()
         self._end_pause()
@@ -452,6 +457,7 @@ class AttachedSession:
             self._ended = None
 
     def _drop(self) -> None:
+        """Forget the open step."""
         self._model_calls_end()
         if self._open is not None:
             self._open.drop()
@@ -610,10 +616,12 @@ class AttachedSession:
     # -- --step-at -----------------------------------------------------------------------------
 
     def step_begins(self) -> None:
+        """Begin a step: the function that --step-at names is called."""
         if self._open is None and self._is_of_the_loop(trains=True):
             self._begin()
 
     def step_ends(self) -> None:
+        """End the step: that function has returned."""
         if self._is_of_the_loop():
             self._end()
 

@@ -31,6 +31,7 @@ class Ends:
     earlier: tuple[int, ...] = ()
     """Numbers of calls ago at which iterations ended, oldest first: 1 is the call before this one."""
     at_this_call: bool = False
+    """This call is the last of its iteration."""
 
 
 _NONE, _HERE = Ends(), Ends(at_this_call=True)

@@ -33,6 +33,7 @@ LONGEST = 64
 LATE_S = 0.1
 """Delay of a rank on the CPU."""
 MAX_BYTES = 1 << 28
+"""Most bytes that are compared."""
 MAX_ISSUES = 1024
 """Operations of one site in a trial whose bytes are remembered."""
 
@@ -314,6 +315,7 @@ def _differ(a: Tensor, b: Tensor) -> bool:
 
 
 def _bytes(start: int, end: int) -> Tensor:
+    """Bytes at an address of the device."""
     size, place = (end - start,), (start, False)
     interface = {"shape": size, "typestr": "|u1", "data": place, "version": 3, "strides": None}
     return torch.as_tensor(SimpleNamespace(__cuda_array_interface__=interface), device="cuda")

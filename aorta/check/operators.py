@@ -119,6 +119,8 @@ class Plan:
 
 
 class Issued:
+    """One operation that is being issued."""
+
     __slots__ = ("is_async", "is_collective", "name", "reads", "site", "values", "writes")
 
     def __init__(self, name: str, is_collective: bool) -> None:

@@ -277,6 +277,7 @@ class HazardWatch(Companion):
     # -- graphs --------------------------------------------------------------------------------
 
     def _capture_begins(self) -> bool:
+        """Log a capture, in a window or outside of one."""
         if self._trial is not None:
             return False
         if self._first_of_window is None:
@@ -430,6 +431,7 @@ class HazardWatch(Companion):
     # -- operations ----------------------------------------------------------------------------
 
     def _around(self, issued: Issued, run: Callable[[], Any]) -> Any:
+        """Run an operator and log it."""
         order = self._order if self._order is not None and self._order.is_listening else None
         touched = issued.writes or issued.reads
         tensor = touched[0][0] if touched else None

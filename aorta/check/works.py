@@ -59,6 +59,7 @@ class Works:
         self._of_tensor.clear()
 
     def stream(self) -> Hashable:
+        """Stream of the collective that is about to be issued."""
         self._num += 1
         return f"collective {self._num}"
 

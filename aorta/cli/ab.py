@@ -212,6 +212,7 @@ def where(series: "Series", folder: Path) -> list[str]:
 
 
 def summary_of(series: "Series") -> dict[str, Any]:
+    """What --json prints."""
     from aorta.sweep.series import shown
 
     now = series.look()

@@ -115,6 +115,7 @@ def show(folder: Path, began_ns: int, show_all: bool, as_json: bool, fail_on: st
 
 
 def print_checked(all_checked: "Sequence[Checked]", as_json: bool, show_all: bool) -> None:
+    """Print findings as text or as JSON."""
     import msgspec
 
     from aorta.hazards.text import checked_text

@@ -54,6 +54,7 @@ def doctor_command(as_json: bool) -> int:
 
 
 def _failed(checks: list[DoctorCheck]) -> list[DoctorCheck]:
+    """Required checks that do not pass."""
     return [check for check in checks if check.required and check.state not in ("works", "not needed")]
 
 

@@ -72,6 +72,7 @@ def refuse_mistakes(num_ranks: int, config: str, overrides: tuple[str, ...]) -> 
 
 
 def training_command(num_ranks: int, *arguments: str) -> list[str]:
+    """The command that trains with num_ranks processes on this machine."""
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
     return [*launcher, "--nproc_per_node", str(num_ranks), "-m", "aorta.training", *arguments]
 

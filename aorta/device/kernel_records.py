@@ -26,6 +26,7 @@ BUFFER_BYTES = 1 << 20
 """Size of each buffer lent to the driver."""
 
 MOST_TAKEN = 1 << 16
+"""Records that one `take` gives at most."""
 FLUSH_EVERY_NS = 500_000_000
 """Interval at which the driver is asked for buffers that are not full; launches may wait meanwhile."""
 NUM_MARKS = 1 << 28
@@ -86,6 +87,7 @@ class KernelRecords:
         """Held while records are read, and while the buffers are given up: a chunk is whole or not there."""
         self._flushed_ns = 0
         self._num_names = 0
+        """Names that have been taken."""
         self.is_on = False
         self.version: int = library.aorta_kernels_version()
         """Of the tracer, as it counts."""
@@ -134,6 +136,7 @@ class KernelRecords:
             self._has_buffers = False
 
     def synchronize(self) -> None:
+        """Wait for the device."""
         with contextlib.suppress(RuntimeError):  # a device in an error state has nothing to wait for
             torch.cuda.synchronize(self._device)
 

@@ -175,6 +175,7 @@ class DeviceStreams:
         return len(self.streams)
 
     def raw(self, stream: int) -> Any:
+        """The torch stream itself."""
         return self.main if stream == MAIN else self.streams[stream]
 
     def submit(self, stream: int, work: Callable[[], object]) -> None:
@@ -222,6 +223,7 @@ def kept_streams(num: int, device: torch.device) -> DeviceStreams:
 
 
 def _kept_stream(number: int, device: torch.device, avoid: set[int]) -> Any:
+    """The stream of that number among those that are not to be avoided."""
     backend = backend_of(device)
     pool = _pooled.setdefault(device, {})
     usable = [stream for handle, stream in pool.items() if handle not in avoid]

@@ -80,6 +80,7 @@ class TelemetrySampler:
     ) -> None:
         self.interval_s = interval_s
         self.reason: str | None = "no sample yet"
+        """Why latest() is None."""
         self._device_index = device_index
         self._platform = platform or ("cpu" if device_index is None else current_platform())
         self._latest: DeviceRecord | None = None

@@ -48,8 +48,10 @@ class StuckCollective:
     key: str
     name: str
     ranks: tuple[int, ...]
+    """Ranks of the group."""
     seq: int
     waiting: dict[int, CallState]
+    """Ranks that have started the collective, each with its call."""
     absent: list[int]
     """Ranks of the group that have not started it, those without a report among them."""
 
@@ -66,6 +68,7 @@ class HangFinding:
     ranks: list[int]
     """Ranks that are waited for, or departed from the usual order; empty where the reports do not tell."""
     stuck: StuckCollective | None
+    """The collective that the others wait in."""
     notes: list[str] = field(default_factory=list)
     silent: list[int] = field(default_factory=list)
     """Ranks that left no report."""

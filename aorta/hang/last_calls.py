@@ -55,6 +55,8 @@ class NotedCall(msgspec.Struct, frozen=True, array_like=True):
 
 
 class GroupCount(NamedTuple):
+    """Collectives that a rank has issued in a group."""
+
     num_seen: int
     step: int
     """Global step of the latest one."""
@@ -119,6 +121,7 @@ class CallCounts(_KeptFile):
         self._num_slots = 0
 
     def note(self, step: "RecordedStep", call: "CollectiveCall") -> None:
+        """Count a call that the rank issues now."""
         key = call.group.key
         place = self._places[key] if key in self._places else self._new_place(key)
         if place is not None:
@@ -127,6 +130,7 @@ class CallCounts(_KeptFile):
             self._words[place + 1] = step.global_step
 
     def forget(self) -> None:
+        """As LastCalls.forget."""
         for start in range(0, self._num_slots * _WORDS, _WORDS):
             self._words[start] = 0
 

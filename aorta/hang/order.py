@@ -34,6 +34,8 @@ def comparable(call: CallState) -> Signature:
 
 
 class Issued(NamedTuple):
+    """A collective with its group."""
+
     key: str
     group: str
     call: CallState

@@ -23,6 +23,8 @@ MOST_RANKS = 1 << 20
 
 
 class CallState(msgspec.Struct, frozen=True, kw_only=True):
+    """One collective, as this rank has it."""
+
     seq: int
     """Counts this rank's collectives of the group, from 0."""
     op: str
@@ -56,6 +58,7 @@ class CallStack(msgspec.Struct, frozen=True, kw_only=True):
     """The place in the program that waits for a collective, or launched it."""
 
     group: str
+    """Key of the group."""
     op: str
     seq: int
     thread: str

@@ -15,6 +15,7 @@ from aorta.records.schema import Ending
 from aorta.records.state import RankState, read_states
 
 MOST_ROWS = 64
+"""Ranks in the table."""
 MOST_STACKS, MOST_FRAMES = 3, 6
 """Stacks that are printed, of ranks and of a rank; and frames of each."""
 LIBRARIES = ("/torch/", "/aorta/record/")
@@ -49,6 +50,7 @@ def ending_of(folder: Path) -> Ending | None:
 
 
 def without_report(ending: Ending) -> str:
+    """What is said of a run that has ended and left no report."""
     if ending.kind == "finished":
         return f"the run finished; {NO_REPORT}"
     return f"the run ended: {ending_text(ending)}; {NO_REPORT} (the watchdog is on with aorta run --hang)"

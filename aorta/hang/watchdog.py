@@ -489,6 +489,7 @@ class Watchdog:
             self._write(self._report_now)
 
     def _print_finding(self, num_reported: int) -> None:
+        """Print who is waited for, by the reports that are here."""
         try:
             reports = read_reports(self._output_dir)
             if len(reports) < num_reported:

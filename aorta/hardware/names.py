@@ -10,6 +10,7 @@ PARTS_DIR = Path(__file__).resolve().parent / "parts"
 
 @cache
 def hardware_names() -> list[str]:
+    """Names of parts that load_hardware takes."""
     return sorted(path.stem for path in PARTS_DIR.glob("[!.]*.yaml"))
 
 

@@ -56,6 +56,7 @@ class Compute(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     vector_flops: float
     """fp32 outside the matrix units."""
     exp_per_cu_clock: float
+    """Exponentials that one CU finishes per clock."""
     lds_bytes_per_cu_clock: float
     lds_rows: float
     """Rows of the left operand that one read of the right one from shared memory serves."""
@@ -376,6 +377,7 @@ def rate_interval(hardware: Hardware, dtype: str, interval: RatioInterval) -> Ra
 
 
 def dtype_bytes(dtype: str) -> float:
+    """Bytes of one element."""
     if dtype not in DTYPE_BYTES:
         raise ProjectionError(f"{dtype!r} is not a data type{near(dtype, DTYPE_BYTES)}")
     return DTYPE_BYTES[dtype]

@@ -178,6 +178,7 @@ class HazardCheck:
         self.order.wait(0, self.order.now(self._number(stream)))
 
     def synchronize_event(self, event: Hashable) -> None:
+        """Let the host wait for an event."""
         recorded = self._events.get(event)
         for moment in self._evicted if recorded is None else [recorded.moment]:
             self.order.wait(0, moment)
@@ -188,6 +189,7 @@ class HazardCheck:
             self.order.wait(0, self.order.now(x))
 
     def begin_step(self, number: int) -> None:
+        """Say which step the following operations belong to."""
         self.step = number
 
     # -- memory --------------------------------------------------------------------------------
@@ -476,6 +478,7 @@ def _accesses(ends: dict[int, int]) -> list[Access]:
 
 
 def play(entries: Iterable[Entry], check: HazardCheck) -> HazardCheck:
+    """Play a log to a check, and return it."""
     for name, *arguments in entries:
         getattr(check, name)(*arguments)
     return check

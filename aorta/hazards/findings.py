@@ -80,6 +80,7 @@ class Checked(msgspec.Struct, kw_only=True):
 
     rank: int
     steps: list[int]
+    """Steps that were checked."""
     num_operations: int = 0
     seen: dict[str, int] = {}
     """Operations by how their accesses were seen: exactly, by address alone, not at all."""
@@ -91,6 +92,7 @@ class Checked(msgspec.Struct, kw_only=True):
     parameters: list[Parameter] = []
     """Fingerprints of checked steps; read_checked compares and drops them."""
     num_compared: int = 0
+    """Fingerprints that were compared."""
 
 
 def missing_order(waiting: str, awaited: str, earlier: Site, later: Site, kind: str) -> str:

@@ -22,6 +22,7 @@ class Touch(NamedTuple):
 
     stream: int
     number: int
+    """Number of the operation in its stream."""
     site: Any
     owner: int
     """Number of the allocation that the bytes belonged to."""
@@ -132,6 +133,7 @@ class Segments:
         self.reads += later.reads
 
     def forget_streams(self, streams: set[int]) -> None:
+        """Forget the accesses of some streams."""
         for i, write in enumerate(self.writes):
             if write is not None and write.stream in streams:
                 self.writes[i] = None

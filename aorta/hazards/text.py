@@ -95,6 +95,7 @@ def _differences(differences: Sequence[Difference], show_all: bool) -> list[str]
 
 
 def coverage_lines(all_checked: Sequence[Checked]) -> list[str]:
+    """What the check saw, and what it could not see."""
     seen: dict[str, int] = {}
     for checked in all_checked:
         for how, number in checked.seen.items():

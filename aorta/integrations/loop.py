@@ -19,6 +19,7 @@ class LibraryLoop:
         self._settings = settings
         self.recorder: Recorder | None = None
         self._step: StepHandle | None = None
+        """The step that is open."""
         self._ended: StepHandle | None = None
         """The last step, while its window is open: logged scalars still belong to it."""
 

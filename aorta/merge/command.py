@@ -44,6 +44,8 @@ _SUFFIXES = (".db", ".sqlite", ".sqlite3", ".json", ".json.gz")
 
 @dataclass(frozen=True, kw_only=True)
 class Merged:
+    """The result of one trace."""
+
     rank: int
     check: WindowCheck
     source: str

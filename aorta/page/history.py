@@ -27,6 +27,7 @@ KINDS = {"better": "better", "worse": "worse"}
 
 
 def history_page(name: str, lines: Sequence[HistoryLine]) -> str:
+    """The source of the page."""
     newest = lines[-1].headline if lines else "nothing was compared yet"
     return framed(
         f"history of {name}",

@@ -219,6 +219,7 @@ def _schema(ops: list[str]) -> pa.Schema:
 
 
 def _fields(struct: type) -> list[tuple[str, pa.DataType]]:
+    """The fields of a record that are one number, flag or text."""
     return [(name, ARROW_TYPES[kind]) for name, kind in scalar_fields(struct).items() if name != "schema"]
 
 

@@ -328,6 +328,7 @@ def cell_mark(name: str) -> str:
 
 
 def swatch(mark: str) -> Markup:
+    """A fill beside its name."""
     return tag("svg", bar(0, 100, mark, 0, 12), class_="swatch", aria_hidden="true")
 
 

@@ -85,6 +85,7 @@ MAX_SETTING, BEFORE_DIFFERENCE = 40, 12
 MAX_KERNEL = 48
 """Letters of a kernel's name beside a comparison."""
 MAX_OPERATOR = 64
+"""Letters of an operator with its shapes."""
 WIDE_SPREAD = 1.2
 """p95 / median above which the table warns that the middle says little."""
 WARMUP_SHORT = "until step time settles; --warmup N overrides"
@@ -375,6 +376,7 @@ def _lacking_comm(judged: Run) -> Iterable[str]:
 
 
 def differences_list(comparison: Comparison) -> str:
+    """Differences in configuration, a line each."""
     settings = comparison.differences
     if not settings:
         has_configuration = not any("without run.json" in note for note in comparison.notes)

@@ -44,6 +44,7 @@ class Steps:
     """'first', 'median', 'slowest', 'last', 'cause 1' and so on, and the global step of each; further
     ones as 'step 7'."""
     records: dict[int, dict[int, StepRecord]] = field(default_factory=dict)
+    """Records by global step and rank."""
     waits: dict[Call, float] = field(default_factory=dict)
     """ms that a rank's collective waited for its last rank; those that were matched on all ranks."""
     offset_ns: dict[int, int] = field(default_factory=dict)

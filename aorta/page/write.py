@@ -66,6 +66,8 @@ class Outputs:
 
 @dataclass(frozen=True, slots=True)
 class Written:
+    """The result of write_report."""
+
     text: str
     """Text for the terminal: the answer first, the paths last."""
     report: Report

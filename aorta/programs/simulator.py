@@ -64,6 +64,8 @@ class Costs:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Machine:
+    """Hardware that the streams run on."""
+
     num_queues: int | None = None
     """Number of hardware queues; None: one for every stream."""
     model: QueueModel = "start-order"
@@ -116,6 +118,7 @@ def simulate(program: Program, costs: Costs, machine: Machine | None = None, ran
 
 
 def duration_us(ran: list[Ran]) -> float:
+    """Time from the first instruction to the end of the last kernel."""
     return max((kernel.end_us for kernel in ran), default=0.0)
 
 
@@ -160,6 +163,7 @@ class _Packet:
     work_us: float = 0.0
     waits_for: "_Packet | None" = None
     before: "_Packet | None" = None
+    """The packet before this one in the stream."""
     ready_us: float | None = None
     """Time at which nothing before it was left."""
     is_done: bool = False
@@ -267,6 +271,7 @@ class _Device:
             self.queues[queue_of[packet.stream]].packets.append(packet)
         self.compute = [packet for packet in packets if packet.is_compute]
         self.num_started = 0
+        """Number of compute kernels that have started."""
         self.running: list[tuple[_Packet, float]] = []
         """Running kernels, each with the work that is left, µs alone."""
         self.open: list[_Packet] = []
@@ -393,4 +398,5 @@ class _Device:
 
 
 def _stream_is_at(packet: _Packet) -> bool:
+    """True if everything before the packet in its stream is done."""
     return packet.before is None or packet.before.is_done

@@ -37,6 +37,8 @@ MOST = 4.0
 
 
 class Measured(NamedTuple):
+    """One measured step."""
+
     name: str
     step_s: float | None
     tokens_per_s_per_gpu: float | None = None

@@ -50,6 +50,8 @@ def chunk_times(model: Model, grid: list[list[Stage]], plan: Plan, pricer: Price
 
 
 class TimedChunk(NamedTuple):
+    """Times of one micro-batch through one chunk."""
+
     chunk: Chunk
     forward: StreamRun
     middle: StreamRun
@@ -124,6 +126,7 @@ def _fsdp_lanes(stage: Stage, plan: Plan, pricer: Pricer) -> tuple[Lanes, Lanes]
 
 
 def _unit_lanes(ops: Sequence[Priced], plan: Plan) -> Lanes:
+    """One pass through one unit."""
     lanes = Lanes()
     lanes.add(ops, plan)
     lanes.flush()

@@ -74,6 +74,7 @@ class RankGroup(msgspec.Struct, frozen=True):
 
     @property
     def num_domains(self) -> int:
+        """Domains that the group spans."""
         return self.num_ranks // self.ranks_per_domain
 
 

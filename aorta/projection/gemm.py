@@ -44,6 +44,8 @@ Array = NDArray[np.float64]
 
 
 class GemmSize(msgspec.Struct, frozen=True):
+    """A checked problem."""
+
     m: int
     n: int
     k: int
@@ -61,6 +63,7 @@ class GemmSize(msgspec.Struct, frozen=True):
 
     @property
     def bytes_read(self) -> float:
+        """A and B once."""
         return dtype_bytes(self.dtype) * self.batch * (self.m * self.k + self.k * self.n)
 
     @property

@@ -160,6 +160,8 @@ MEASURED_FAMILIES = frozenset(
 
 
 class Widening(NamedTuple):
+    """A reason for a wider interval."""
+
     reason: str
     width: float
     """Logarithm that it stands for alone."""

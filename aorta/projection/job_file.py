@@ -37,6 +37,7 @@ class JobCommand(OneScreenCommand):
     """A command whose options may come from --job FILE and from KEY=VALUE arguments."""
 
     settings_argument = "settings"
+    """Argument whose texts are settings of the job."""
 
     def __init__(self, *args: Any, **extra: Any) -> None:
         super().__init__(*args, **extra)

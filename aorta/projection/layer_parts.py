@@ -213,6 +213,7 @@ def gather_op(name: str, phase: Literal["forward", "dgrad"], model: Model, plan:
 
 
 def stream_bytes(model: Model, plan: Plan) -> float:
+    """The hidden states of a micro-batch."""
     return float(plan.tokens) * model.hidden * BF16
 
 

@@ -126,6 +126,7 @@ class _RankParams(NamedTuple):
     ends: float
     """Part of dense: embedding and output."""
     largest: float
+    """Largest transient of one layer."""
     layers: int
 
 

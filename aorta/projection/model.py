@@ -118,6 +118,7 @@ class ExpertShape(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
     @property
     def shared_width(self) -> int:
+        """Width of all shared experts together."""
         return self.shared_ffn or self.num_shared * self.ffn
 
 
@@ -155,6 +156,7 @@ class Model(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     layer_norm: bool = False
     """Norms that subtract the mean and have a bias."""
     linear_bias: bool = False
+    """Biases in all linear layers of the blocks."""
     norms_per_layer: int = 2
     """4 where the outputs of attention and feed-forward are normed as well."""
     positions: Literal["rotary", "learned", "other"] = "rotary"

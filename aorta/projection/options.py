@@ -130,6 +130,8 @@ CLOCK_OPTION: tuple[Callable[[Any], Any], ...] = (
 
 
 def _name(option: Callable[[Any], Any]) -> str:
+    """The parameter that an option sets."""
+
     def command() -> None: ...
 
     return str(option(command).__click_params__[0].name)
@@ -161,6 +163,7 @@ SEARCH_OPTIONS = tuple(option for option in PLAN_OPTIONS if _name(option) not in
 
 
 def options(*groups: tuple[Callable[[Any], Any], ...]) -> Callable[[Decorated], Decorated]:
+    """Groups of options on one command, in order."""
     return option_group(*(option for group in groups for option in group))
 
 

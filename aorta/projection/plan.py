@@ -172,6 +172,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
     @property
     def low_precision(self) -> bool:
+        """Linear layers multiply in a type that operands are converted to first."""
         return self.dtype in ("fp8", "fp4")
 
     @property
@@ -381,6 +382,7 @@ def check_count(name: str, count: int, maximum: int = MOST, least: int = 1) -> N
 
 
 def layout_text(plan: Plan) -> str:
+    """The plan on one line."""
     axes = " ".join(
         f"{axis}{getattr(plan, axis)}"
         for axis in ("dp", "tp", "pp", "vpp", "cp", "ep")

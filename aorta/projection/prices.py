@@ -199,6 +199,7 @@ class Pricer:
         return clone
 
     def without_term(self, term: str) -> "Pricer":
+        """A pricer with one term switched off."""
         if term == "contention":
             return self.with_factors(
                 msgspec.structs.replace(self.factors, contention_compute=1.0, contention_communication=1.0)

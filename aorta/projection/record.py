@@ -187,6 +187,7 @@ def _collectives(projection: Projection, pricer: Pricer) -> list[CollectiveRecor
 
 
 def _record_of_rank(record: StepRecord, rank: int, pricer: Pricer) -> StepRecord:
+    """The record of the step with the groups that the rank belongs to."""
     collectives = record.collectives
     if collectives is not None:
         groups = {collective.group: group_of(rank, collective.group, pricer) for collective in collectives}

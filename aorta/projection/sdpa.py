@@ -96,6 +96,8 @@ class AttentionSize(msgspec.Struct, frozen=True):
 
 
 class TileSdpa:
+    """The model for one GPU."""
+
     def __init__(self, hardware: Hardware) -> None:
         self.hardware = hardware
         self._estimates: dict[tuple[AttentionSize, bool, str], KernelEstimate] = {}

@@ -81,6 +81,8 @@ class ReleaseRows(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
 
 class Releases(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The file of releases."""
+
     source: str
     releases: dict[str, dict[str, ReleaseRows]]
 
@@ -98,6 +100,7 @@ class Release(msgspec.Struct, frozen=True):
 
 @cache
 def stacks() -> dict[str, Stack]:
+    """Every framework by name."""
     read = (convert(read_yaml(path), Stack, str(path)) for path in sorted(STACK_DIR.glob("*.yaml")))
     return {stack.name: stack for stack in read}
 

@@ -43,7 +43,9 @@ class Projection(NamedTuple):
     run: StreamRun
     stage: Stage
     widenings: tuple[Widening, ...] = ()
+    """Reasons for the width of the interval."""
     anchor: Anchor | None = None
+    """The measured step that it starts from."""
 
     @property
     def host_bound(self) -> bool:

@@ -134,6 +134,7 @@ class Lanes:
         self._issue_s = 0.0
 
     def need(self, task: int) -> None:
+        """The compute that follows waits for a task."""
         self._needs.add(task)
 
     def add(self, ops: Sequence[Priced], plan: Plan, launch_s: float = 0.0) -> None:
@@ -406,8 +407,10 @@ def summed(parts: list[tuple[StreamRun, int]]) -> StreamRun:
 
 
 def scaled(seconds: dict[str, float], times: float) -> dict[str, float]:
+    """Seconds by category, each that many times."""
     return {category: value * times for category, value in seconds.items()}
 
 
 def waiting(seconds: float, cause: str) -> StreamRun:
+    """A run that does nothing but wait."""
     return StreamRun([0.0], [seconds], {}, 0.0, {cause: seconds})

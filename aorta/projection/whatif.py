@@ -25,6 +25,8 @@ INSTEAD = {
 
 
 class Job(NamedTuple):
+    """A job: everything that a projection reads."""
+
     model: Model
     plan: Plan
     hardware: Hardware

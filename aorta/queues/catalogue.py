@@ -27,6 +27,8 @@ def flag_of(name: str) -> str:
 
 
 class ListedOption(msgspec.Struct, frozen=True):
+    """An option of a workload."""
+
     name: str
     notation: str
     """bytes, dims, groups; else bool, int, float, str, choice."""

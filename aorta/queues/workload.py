@@ -48,6 +48,8 @@ class DeviceWork:
 
 @dataclass(frozen=True)
 class CorrectnessCheck:
+    """Outcome of validate_correctness."""
+
     ok: bool
     detail: str
     """Comparison made, and the largest error; names the fault where there is one."""

@@ -38,6 +38,7 @@ LOOKS_EVERY = 256
 MOST_LOOKS = 4
 """Limit of steps in a row with as many collectives in which DDP is asked for its buckets."""
 MOST_CALLS = 4096
+"""Limit of calls of a step that are looked at."""
 LOOKS = 2
 """Steps that have to agree before their names are given to others."""
 MOST_SEQUENCES = 64
@@ -139,6 +140,7 @@ class ModuleNames:
         self._journal.look_at = self._look_at
 
     def leave_step(self) -> None:
+        """Stop looking at calls."""
         if self._looked_at is not None:
             self._looked_at = None
             self._journal.look_at = None

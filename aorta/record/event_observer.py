@@ -136,6 +136,7 @@ class EventObserver:
         self._journal.coalescing_started(group)
 
     def coalescing_ended(self, group: ProcessGroup, launch: Launch) -> Work | None:
+        """Launch a coalesced group, timed as one call."""
         work: Work | None
         step = self._journal.current
         noted_group = self._journal.group(group)

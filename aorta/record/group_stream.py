@@ -42,6 +42,7 @@ class GroupStreamFinder:
     def __init__(self, pool: Sequence[DeviceStream], new_event: Callable[[], Any]) -> None:
         """pool: the streams it may be. new_event: makes a timing event."""
         self.stream: DeviceStream | None = None
+        """The group's stream, once found."""
         self.given_up = not pool
         self._candidates: deque[DeviceStream] = deque(pool)
         self._new_event = new_event

@@ -44,6 +44,7 @@ class StepHandle:
 
     @property
     def step(self) -> RecordedStep:
+        """Notes of the step."""
         return self._step
 
     def drop(self) -> None:

@@ -139,6 +139,7 @@ class HostWatch:
         self._missing = [place for place in self._missing if place[0] not in sys.modules]
 
     def uninstall(self) -> None:
+        """Put everything back."""
         self.leave_waits(for_good=True)
         _put_back(self._replaced)
         for handle in self._handles:

@@ -70,6 +70,7 @@ class Journal:
     # -- process groups --------------------------------------------------------------------------
 
     def group(self, process_group: ProcessGroup) -> Group:
+        """Return our Group of this process group."""
         entry = self._groups_by_id.get(id(process_group))
         if entry is not None and entry[0]() is process_group:
             return entry[1]
@@ -231,6 +232,7 @@ def _saves_a_checkpoint() -> bool:
 
 
 def _describe(key: str, process_group: ProcessGroup) -> Group:
+    """Make the Group of a process group, named by its description where it has one."""
     description = getattr(process_group, "group_desc", "") or ""
     if description in ("", "undefined", "default_pg"):
         name = "default" if key == "0" or description == "default_pg" else key

@@ -71,6 +71,8 @@ class Cut:
 
 
 class OpenSteps:
+    """Opens and closes the steps of one recorder."""
+
     def __init__(self, journal: Journal, sampling: Sampling, sources: Sources) -> None:
         self._journal = journal
         self._sampling = sampling
@@ -116,6 +118,7 @@ class OpenSteps:
             self.began(number)
 
     def begin(self, step: RecordedStep) -> None:
+        """Begin a step, and with that end the window of the one before."""
         journal, sources = self._journal, self._sources
         if step.start is not None:
             raise InstrumentError("this step was entered before: make each with recorder.step(...)")

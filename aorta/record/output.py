@@ -39,6 +39,8 @@ logger = logging.getLogger(__name__)
 
 
 class Output:
+    """The output of one rank in one attempt of a run."""
+
     def __init__(self, folder: Path, claim: Claim, rank: int, world_size: int) -> None:
         self.claim = claim
         self.path = folder

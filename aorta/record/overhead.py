@@ -126,6 +126,7 @@ class Pair(msgspec.Struct, frozen=True, array_like=True):
 
     ms: float
     error_sq: float
+    """Square of its own error."""
     cpu_ms: float
     cpu_error_sq: float
 
@@ -150,7 +151,9 @@ class Meter:
         there, and bounds it until others are."""
         self._is_first = True
         self._before: deque[_Lengths] = deque(maxlen=MOST_BESIDE)
+        """The steps before the recorded ones."""
         self._during: list[_Lengths] = []
+        """The steps of the recorded block."""
         self._switches: list[_Lengths] = []
         """The steps beside it that its switches fall into."""
         self._after: list[_Lengths] = []
@@ -320,6 +323,7 @@ class Meter:
         )
 
     def record(self, limit: float | None) -> OverheadRecord:
+        """Describe all this for run.json."""
         cost, always_on = self.cost(), self.always_on()
         all_of_it, later = (
             _shares(cost, always_on, num_recorded, num_steps, total_ms)

@@ -33,6 +33,7 @@ class PhaseMemory:
         self._num_reads = 0
 
     def begin_step(self, step: RecordedStep, index: int) -> None:
+        """The step begins on this device."""
         if step.left_out is not None:
             self._step = self._last = None
             return

@@ -79,6 +79,7 @@ class ProfilerWindow:
         self._profiler: profile | None = None
 
     def __enter__(self) -> Self:
+        """Start the profiler, in the settings' schedule."""
         settings = self._settings
         if settings.enabled:
             if not (settings.tensorboard or self._writes_chrome):
@@ -273,6 +274,7 @@ class RequestedCapture:
         return self._plan is not None
 
     def close(self) -> None:
+        """Write what was being traced."""
         self._closing.set()
         if self._profiler is not None and self._plan is not None:
             self._end(self._plan)

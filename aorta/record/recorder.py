@@ -93,6 +93,7 @@ class Recorder:
         self._anchors: list[dict[str, int]] = []
         self._run: RunRecord | None = None
         self.coverage_notes: dict[str, Any] = {}
+        """Notes that are added to the coverage in run.json."""
         self.program: dict[str, Any] | None = None
         """What the program made, for run.json; None: nobody watched it."""
         self.flops: FlopsOfStep | None = None

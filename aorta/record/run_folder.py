@@ -129,6 +129,7 @@ def _encoded(word: _Word) -> str:
 
 
 def _claim_all(folder: Path, launch: RunLaunch, agents: Agents = set) -> Claim:
+    """Claim the folder for all ranks, as rank 0."""
     _wait_for_writers(read_states(folder).values())
     run = _earlier_run(folder, launch, agents)
     if run is None:
@@ -408,6 +409,7 @@ class Standing:
         self._write()
 
     def begin(self, global_step: int) -> None:
+        """Note that the rank begins this step."""
         self._begun_step = global_step
         if self._first_step is None:
             self._first_step = global_step

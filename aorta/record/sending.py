@@ -124,6 +124,7 @@ class SendingThread:
         self._thread.start()
 
     def wake(self) -> None:
+        """Have the thread look at the journal now."""
         # It lowers the flag before it looks, so a raised one need not be raised again: that takes a lock.
         if not self._awake.is_set():
             self._awake.set()

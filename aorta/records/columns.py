@@ -255,6 +255,7 @@ def arrow_schema() -> Any:
 
 
 def arrow_batch(table: StepTable) -> Any:
+    """All columns of a table."""
     import pyarrow as pa
 
     schema = arrow_schema()
@@ -303,6 +304,8 @@ def _arrow_list(items: Items | None, kind: Any) -> Any:
 
 
 class ArrowTable(StepTable):
+    """A table of Arrow's columns."""
+
     def __init__(self, table: Any) -> None:
         super().__init__(len(table))
         self._table = table

@@ -26,6 +26,8 @@ _MOST_FILES = 200
 
 
 class LaunchNote(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One event."""
+
     kind: Literal["failure", "signal", "end"]
     """failure: a process of a launcher ended with this code. signal: the command got one. end: it ended."""
     unix_ns: int

@@ -78,6 +78,8 @@ class HostSpan(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class CollectiveMember(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """One call of a coalesced group."""
+
     op: str
     bytes: int
     dtype: str
@@ -91,6 +93,8 @@ library: in older records, the collective library's own."""
 
 
 class CollectiveRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
+    """One call of a collective on this rank."""
+
     op: str
     """Operation as in torch.distributed: all_reduce, all_gather, reduce_scatter, all_to_all, broadcast,
     ..."""

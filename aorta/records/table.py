@@ -93,6 +93,8 @@ Column = Floats | Ints | NDArray[np.int8] | Texts
 
 @dataclass(frozen=True)
 class Items:
+    """A list of every line."""
+
     num: Ints
     """Length by line, -1 where it has no list."""
     columns: dict[str, Any]
@@ -605,6 +607,7 @@ def _joined(pieces: Sequence[Items]) -> Items:
 
 
 def _chosen(items: Items, rows: Flags) -> Items:
+    """The items of some lines."""
     chosen = rows[items.row]
     return Items(
         items.num[rows],

@@ -36,6 +36,7 @@ BINDS_WITHIN_S = 5.0
 LAST_NUMBERS_S = 3.0
 """Limit of the wait for the machine's other ranks, once the first one has ended."""
 REQUEST_S = 5.0
+"""Limit of one request."""
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 

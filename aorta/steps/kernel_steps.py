@@ -71,6 +71,8 @@ Rows = NDArray[np.void]
 
 
 class LaunchedKernel(NamedTuple):
+    """One communication kernel of a step."""
+
     op: str
     row: int
     """The caller's number for it."""
@@ -570,6 +572,7 @@ def kernel_op(op: str) -> str:
 
 
 def has_kernel(call: CollectiveCall) -> bool:
+    """Return True for collectives that run as kernels: not on the host, not in a group of one rank."""
     return call.stream != "host" and call.reason is None and len(call.group.ranks) > 1
 
 

@@ -45,6 +45,8 @@ FAILURE_WORDS = ("error", "exception", "abort", "fault", "killed", "assert", "tr
 
 
 class Variant(msgspec.Struct, frozen=True):
+    """One of the sides, or cells."""
+
     name: str
     command: list[str]
     environment: dict[str, str | None] = {}
@@ -54,6 +56,8 @@ class Variant(msgspec.Struct, frozen=True):
 
 
 class RoundRun(msgspec.Struct, frozen=True):
+    """One run that is done."""
+
     round: int
     variant: str
     place: int

@@ -21,6 +21,7 @@ EMPTY.flags.writeable = False
 
 
 def intervals(spans: Iterable[Sequence[float]]) -> Intervals:
+    """Spans given as pairs, as an array."""
     return np.array(list(spans), dtype=np.float64).reshape(-1, 2)
 
 
@@ -64,10 +65,12 @@ def union(a: Intervals) -> Intervals:
 
 
 def intersect(a: Intervals, b: Intervals) -> Intervals:
+    """Time in both."""
     return intersect_normalised(union(a), union(b))
 
 
 def subtract(a: Intervals, b: Intervals) -> Intervals:
+    """Time in a and not in b."""
     return subtract_normalised(union(a), union(b))
 
 

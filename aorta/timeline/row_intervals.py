@@ -47,6 +47,7 @@ NONE = RowIntervals(np.zeros(0, dtype=np.int64), np.zeros(0), np.zeros(0))
 
 
 def concat(*parts: RowIntervals) -> RowIntervals:
+    """All spans of the parts, in no order."""
     return RowIntervals(*(np.concatenate(columns) for columns in zip(*parts, strict=True)))
 
 

@@ -46,7 +46,9 @@ class Estimate:
 
     value: float
     error: float
+    """Standard error."""
     freedom: float
+    """Degrees of freedom of the error."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,6 +178,7 @@ def _welch(variances: Sequence[float], freedoms: Sequence[float]) -> float:
 
 
 def _quantile(probability: float, freedom: float) -> float:
+    """Quantile of Student's t."""
     from scipy.special import stdtrit
 
     return float(stdtrit(freedom, probability))

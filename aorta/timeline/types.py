@@ -40,6 +40,8 @@ can be rebuilt from segments."""
 
 
 class Kind(IntEnum):
+    """Kinds of work."""
+
     COMPUTE = 0
     COMM = 1
     COPY = 2
@@ -54,6 +56,7 @@ class Span(NamedTuple):
     op: str = ""
     """A collective's operation as in torch.distributed; for other work a class of it, or ''."""
     stream: str = "compute"
+    """Device stream that it ran on."""
     name: str = ""
     """Name of the kernel, where known."""
 

@@ -47,6 +47,7 @@ class RankView:
     clock: Clock
     groups: list[MatchedGroup]
     waits: list[Waits]
+    """Waits of each rank, in the order of ranks."""
     num_matched: list[int]
     """Collectives of each rank that were matched with those of all other members."""
     num_left: list[int]

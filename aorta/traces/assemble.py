@@ -45,6 +45,8 @@ Ints = NDArray[np.int64]
 
 
 class Category(IntEnum):
+    """Kinds of device activities."""
+
     KERNEL = 0
     COPY = 1
     MEMSET = 2

@@ -193,6 +193,8 @@ def _iterations(annotations: Iterable[tuple[str, StepMark]]) -> list[StepMark]:
 
 
 class HostCall(NamedTuple):
+    """A call of the RCCL API."""
+
     name: str
     start_ns: int
     end_ns: int

@@ -77,6 +77,8 @@ NO_OPERATORS = Operators(np.empty(0, np.int64), np.empty(0, np.int64), frozenset
 
 
 class HostNote(NamedTuple):
+    """Something that the program did on the host."""
+
     kind: HostKind
     start_ns: int
     end_ns: int
@@ -85,6 +87,8 @@ class HostNote(NamedTuple):
 
 
 class HostSide(NamedTuple):
+    """What a trace tells of the host."""
+
     notes: Sequence[HostNote] = ()
     shown: AbstractSet[HostKind] = frozenset()
     """Kinds that would be among the notes, had they been."""

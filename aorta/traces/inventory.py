@@ -105,6 +105,7 @@ class LaunchedBy(NamedTuple):
 
 
 def rank_inventory(source: Source, rank: int, reading: Reading) -> Inventory:
+    """The inventory of one rank's trace."""
     trace = reading.read(source, rank)
     by_correlation, queue = _launchers_of_rank(source, rank)
     keys = _keys(trace, by_correlation, reading.rules)

@@ -20,6 +20,8 @@ EXACT_US = 2**53 / 1000
 
 
 class Args(msgspec.Struct, gc=False):  # a trace has 1e5 of them, and no cycles
+    """Arguments of an event."""
+
     correlation: int | str | None = None
     stream: int | str | None = None
     device: int | str | None = None

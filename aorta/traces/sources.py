@@ -99,9 +99,11 @@ class Source:
 
     @property
     def num_ranks(self) -> int:
+        """Ranks of the run, as far as the files tell."""
         return max(self.world_size or 0, max(self.files) + 1)
 
     def only(self, rank: int) -> "Source":
+        """This source with one rank's file alone."""
         return replace(self, files={rank: self.files[rank]})
 
     def by_device(self, devices: Sequence[str]) -> "Source":

@@ -26,6 +26,7 @@ the rank that prints the error may have started later."""
 
 
 def training_parser(prog: str = "train.py") -> "Parser":
+    """The options of one rank."""
     parser = Parser(prog=prog, description=DESCRIPTION)
     parser.add_argument(
         "--config", default=DEFAULT_CONFIG, help="default, ddp, fsdp, fsdp_tp, moe, tp, or a YAML file"

@@ -320,6 +320,7 @@ class Experts(nn.Module):
         return torch.cat(outputs)
 
     def batched(self, x_LXD: Tensor) -> Tensor:
+        """Outputs for the same number of tokens per expert."""
         return cast(Tensor, self(x_LXD, None))
 
     def ragged(self, x_XD: Tensor, counts: list[int]) -> Tensor:

@@ -224,6 +224,7 @@ def work_text(work: StepWork, step_ratio: float | None) -> str:
 
 
 def work_notes(reference: Dataset, candidate: Dataset, work: StepWork | None) -> list[str]:
+    """Notes on the work of the two sides."""
     if work is not None:
         sides = f"{reference.label}: {number(work.reference)}, {candidate.label}: {number(work.candidate)}"
         return [

@@ -54,6 +54,8 @@ class Limit:
 
 @dataclass(frozen=True, slots=True)
 class LimitCheck:
+    """A limit and what the run did."""
+
     limit: Limit
     label: str
     value: float | None

@@ -351,6 +351,7 @@ def _row(kind: CollectiveKind, judged: NDArray[np.bool_]) -> CollectiveRow:
 
 
 def _medians(values: Floats) -> list[float]:
+    """Over steps, of each rank that has any."""
     return [float(np.median(measured)) for row in values if len(measured := row[~np.isnan(row)])]
 
 
@@ -363,6 +364,7 @@ OF_CALLS = ("duration_ms", "transfer_ms", "wait_ms", "busbw_gb_s", "count", "byt
 
 
 def why_missing(dataset: Dataset, name: str) -> str:
+    """Reason why the dataset has no statistic of this name."""
     if is_unlike(dataset.runs, name):
         return "not the same thing in all of its runs: ranks were matched in some of them only"
     return missing(dataset.first).get(name) or not_given(dataset.first, name)

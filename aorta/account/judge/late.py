@@ -55,6 +55,8 @@ NODE_RANKS = 8
 
 @dataclass(frozen=True, slots=True)
 class LateRank:
+    """The rank that the others wait for."""
+
     rank: int
     wait_ms: float
     """What the step would be shorter by."""
@@ -132,6 +134,8 @@ def lasts(net: Floats, knows_busy: bool) -> bool:
 
 
 class LateLeftOut(NamedTuple):
+    """A rank that is late in steps that were left out."""
+
     row: int
     mark: str
     """Of MARKS: what it comes to behind the others."""

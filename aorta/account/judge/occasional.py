@@ -46,6 +46,8 @@ SCATTERED = 0.5
 
 @dataclass(frozen=True, slots=True)
 class Occasions:
+    """Which steps are slow, and by how much."""
+
     is_slow: NDArray[np.bool_]
     excess_ms: Floats
     """[step]: beyond the usual steps; 0 in these."""

@@ -43,6 +43,7 @@ def host_bound_steps(judged: Run) -> int | None:
 
 
 def _num_known_host_bound(judged: Run) -> int:
+    """Judged steps of which some rank knows whether it was host-bound."""
     return int((~np.isnan(judged.host_bound[:, judged.judged_steps])).any(axis=0).sum())
 
 

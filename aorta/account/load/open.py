@@ -293,6 +293,8 @@ class Rows:
 
 @dataclass(frozen=True, slots=True)
 class RunFiles:
+    """What was read of a run."""
+
     path: Path
     label: str
     ranks: list[RankFile]

@@ -83,6 +83,7 @@ class StepWaits(NamedTuple):
     """The waits of one rank's collectives, by step of the run."""
 
     op: NDArray[np.str_]
+    """Operation of each call."""
     column: NDArray[np.integer[Any]]
     """Step that issued each call; -1 where it is none of the run."""
     waits: Waits

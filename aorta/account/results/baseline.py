@@ -45,6 +45,8 @@ class Manifest(msgspec.Struct, frozen=True):
 
 
 class HistoryLine(msgspec.Struct, frozen=True):
+    """One comparison with a baseline."""
+
     unix_ns: int
     verdict: str
     """better, worse, same, cannot tell, not judged."""
@@ -96,6 +98,7 @@ def bless(runs: Sequence[Path], file: Path) -> None:
 
 
 def _is_baseline(file: Path) -> bool:
+    """True for a baseline of any version."""
     try:
         with open_regular(file) as opened, zipfile.ZipFile(opened) as packed:
             return MANIFEST in packed.namelist()

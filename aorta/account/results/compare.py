@@ -30,6 +30,8 @@ on a busy machine by far more."""
 
 
 class Compared(msgspec.Struct, frozen=True, kw_only=True):
+    """One metric of one configuration."""
+
     configuration: dict[str, Value]
     metric: str
     unit: str

@@ -156,6 +156,8 @@ class Scaling(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Setting(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Machine and software of a run."""
+
     platform: DeviceKind
     devices: list[dict[str, Any]]
     world_size: int
@@ -225,12 +227,14 @@ def check_output(path: Path, overwrite: bool = False) -> None:
 
 
 def streams_of(configuration: dict[str, Value]) -> int:
+    """The number of streams of a point."""
     count = configuration["streams"]
     assert isinstance(count, int)
     return count
 
 
 def without_streams(configuration: dict[str, Value]) -> dict[str, Value]:
+    """Configuration that the points of one scaling share."""
     return {name: value for name, value in configuration.items() if name != "streams"}
 
 

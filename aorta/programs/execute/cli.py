@@ -12,6 +12,7 @@ from aorta.programs.cli import JSON, print_result
 from aorta.programs.language.emit import DTYPE_NAMES, OPS
 
 WRONG_EXIT = 1
+"""Exit status of run where a result is wrong."""
 
 sizes = option_group(
     click.option("--m", type=int, required=True, help="Rows of the whole product."),

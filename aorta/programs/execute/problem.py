@@ -65,10 +65,12 @@ class Problem:
 
     @property
     def shard_rows(self) -> int:
+        """Rows that belong to one rank."""
         return self.m // self.num_ranks
 
     @property
     def a_shape(self) -> tuple[int, int]:
+        """Shape of this rank's part of A."""
         return (self.shard_rows, self.k) if self.gathers else (self.m, self.k // self.num_ranks)
 
     @property
@@ -77,6 +79,7 @@ class Problem:
 
     @property
     def result_rows(self) -> int:
+        """Rows of C on one rank."""
         return self.shard_rows if self.op == "gemm_rs" else self.m
 
 
@@ -218,6 +221,7 @@ def bind(program: Program, operands: Operands, arena: Arena) -> dict[str, torch.
 
 
 def _tile_rows(problem: Problem, tiles: int) -> dict[str, int]:
+    """Rows that one tile of A has in each buffer."""
     rows = problem.a_shape[0]
     divisor = tiles * (problem.num_ranks if problem.op == "gemm_rs" else 1)
     if rows % divisor:

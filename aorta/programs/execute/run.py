@@ -140,6 +140,7 @@ def _agreements(execution: Execution, session: StrategySession, num_checks: int)
 
 
 def run_text(result: RunResult) -> str:
+    """Verdict and time, for the terminal."""
     if result.rounds_agreed is not None:
         races = f"{result.races} race{'s' * (result.races > 1)}"
         rounds = f"{result.rounds_agreed} of {result.rounds_checked} rounds"

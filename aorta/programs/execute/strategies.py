@@ -110,6 +110,7 @@ class Strategy(ABC):
         """C of the last submit, in the form of expected(); valid until the next submit but one."""
 
     def expected(self, product: torch.Tensor) -> torch.Tensor:
+        """Part of reference()'s product that this rank holds."""
         return expected(self.bench.problem, product, self.bench.rank)
 
     @abstractmethod
@@ -141,6 +142,7 @@ class Serial(Strategy):
             self.communicate()
 
     def communicate(self) -> None:
+        """Submit the collective alone."""
         operands, group = self.bench.operands, self.bench.group
         match self.bench.problem.op:
             case "ag_gemm":
@@ -151,6 +153,7 @@ class Serial(Strategy):
                 self.bench.submit(lambda: all_reduce(self.out, group))
 
     def multiply(self) -> None:
+        """Submit the multiply alone."""
         operands = self.bench.operands
         a, out = (self.between, self.out) if self.bench.problem.gathers else (operands.a, self.between)
         self.bench.submit(lambda: torch.mm(a, operands.w, out=out))

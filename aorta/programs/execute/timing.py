@@ -32,6 +32,7 @@ TIMEOUT_S = 15.0
 POLL_S = 20e-6
 """Seconds between looks at an event."""
 NUM_DRAWS = 1000
+"""Bootstrap draws of an interval."""
 INTERVAL = (2.5, 97.5)
 """Percentiles at which an interval ends."""
 
@@ -51,6 +52,8 @@ class Leg:
 
 @dataclass(slots=True)
 class RoundTimes:
+    """Times of the legs in all rounds."""
+
     ms: dict[str, Floats]
     """Milliseconds of every leg, [round, rank]."""
 
@@ -92,6 +95,7 @@ class Stopwatch:
         self.streams.synchronize()
 
     def _timed(self, leg: Leg) -> float:
+        """Milliseconds of one leg."""
         self.finish()
         if self.device.type == "cpu":
             dist.barrier(group=self.group)
@@ -171,4 +175,5 @@ def figure_of(columns: Mapping[str, Floats], figure: Callable[[Mapping[str, floa
 
 
 def median_of(values: Floats) -> Figure:
+    """The median with its interval."""
     return figure_of({"x": values}, lambda medians: medians["x"])

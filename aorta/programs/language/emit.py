@@ -51,6 +51,8 @@ ORDERS: dict[str, tuple[Place, Place]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shape:
+    """Shape of the program to emit."""
+
     op: OpName = "ag_gemm"
     fork: Place = "hoisted"
     """Place of the fork; none plants a race: the workers never wait for the caller's stream."""

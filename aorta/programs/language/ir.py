@@ -56,6 +56,8 @@ class Ref:
 
 @dataclass(frozen=True, slots=True)
 class Op:
+    """One instruction."""
+
     line: int = field(default=0, compare=False, kw_only=True)
     """Line of the text; 0 for an instruction that was built and not read."""
 
@@ -228,9 +230,11 @@ class Program:
     params: tuple[tuple[str, int | str], ...] = ()
 
     def buffers(self) -> dict[str, Allocate]:
+        """Buffers by name; they are allocated outside loops."""
         return {op.name: op for op in self.body if isinstance(op, Allocate)}
 
     def main_stream(self) -> str:
+        """Name of the caller's stream in the program."""
         for op in self.body:
             if isinstance(op, GetCurrentStream):
                 return op.name

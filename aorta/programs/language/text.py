@@ -50,7 +50,9 @@ from aorta.programs.language.ir import (
 
 MAX_RANKS = 1024
 MAX_TILES = 10_000
+"""Most tiles of one buffer."""
 MAX_COST_US = 1e12
+"""Largest cost_us of an operation."""
 RESERVED = frozenset(("rank", "ranks"))
 """Variables that every index may use."""
 BUFFER_ROLES: dict[str, Role] = {"input": "input", "output": "output", "allocate": "scratch"}

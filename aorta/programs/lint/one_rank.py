@@ -20,6 +20,8 @@ from aorta.programs.lint.ranks import rank_mismatches
 
 
 class Instruction(msgspec.Struct, frozen=True, kw_only=True):
+    """One instruction of a chain."""
+
     text: str
     stream: str
     line: int

@@ -47,6 +47,8 @@ class Pinned(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Recorded(msgspec.Struct, frozen=True, kw_only=True):
+    """Findings for a recording."""
+
     source: str
     num_operations: int
     num_communications: int

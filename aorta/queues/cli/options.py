@@ -36,6 +36,7 @@ WORKLOAD_NOTE = "For the options of a workload name it before --help."
 
 
 def measuring_options(iterations: int) -> Callable[[Decorated], Decorated]:
+    """Options of the measurement and of its output."""
     return option_group(
         click.option("--iterations", "-i", type=int, default=iterations, show_default=True),
         click.option("--warmup", "-w", type=int, default=10, show_default=True),

@@ -38,6 +38,8 @@ PIECE_ROUNDS = 5
 
 @dataclass(frozen=True)
 class PointPlan:
+    """Settings of one point's measurement."""
+
     workload: type[Workload]
     options: WorkloadOptions
     streams: int

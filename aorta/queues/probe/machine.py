@@ -84,6 +84,8 @@ class Outcome:
 
 
 class ProbeClock(msgspec.Struct, frozen=True, kw_only=True):
+    """The clock that kernels read."""
+
     source: str
     tick_ns: float
     """Smallest nonzero difference of successive reads in one kernel."""

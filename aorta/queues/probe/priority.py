@@ -32,6 +32,8 @@ Leg = Literal["high", "equal", "alone"]
 
 
 class Delays(msgspec.Struct, frozen=True, kw_only=True):
+    """Start delay of the small kernels."""
+
     mean_us: float
     p50_us: float
     p99_us: float

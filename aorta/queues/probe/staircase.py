@@ -39,6 +39,8 @@ class QueueStep(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class QueueCount(msgspec.Struct, frozen=True, kw_only=True):
+    """Result of the staircase."""
+
     queues: int
     """Largest number of streams that started at once."""
     at_least: bool

@@ -123,6 +123,7 @@ def switch_cost(
 
 
 def chain_program(placement: Placement, streams: Sequence[int], length: int) -> list[Op]:
+    """A chain of `length` kernels."""
     program: list[Op] = []
     for index in range(length):
         switches = placement == "switching"

@@ -60,6 +60,7 @@ class StreamWaitPatch:
         order = devices.wait_event if event_wait.__module__ == devices.event_wait_module else event_wait
 
         def is_compute(stream: Any, step: RecordedStep) -> bool:
+            """True if a wait of this stream is noted."""
             if step.untimed is not None or step.by_kernels or handle_of(stream) != step.compute_raw_stream:
                 return False
             # The default streams of all devices have one handle. A captured wait stalls nothing now.

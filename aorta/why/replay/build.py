@@ -61,6 +61,8 @@ def build(
 
 
 class _Rank:
+    """Nodes of one rank."""
+
     def __init__(self, row: int, activity: RankActivity, dependencies: Dependencies) -> None:
         self.row, self.activity, self.dependencies = row, activity, dependencies
         self.node_of_work: list[int] = []

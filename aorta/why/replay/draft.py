@@ -83,6 +83,7 @@ class Draft:
         return self.incoming(2 * node, ArcKind.HOST) + self.incoming(2 * node + 1, ArcKind.CALL)
 
     def calls(self) -> list[int]:
+        """Nodes of host calls."""
         return [node for node, kind in enumerate(self.graph.nodes.kind) if kind == NodeKind.CALL]
 
     def device_work(self) -> list[int]:

@@ -94,6 +94,7 @@ class TracedCollective:
     """Node; -1 where only one rank's side is there."""
     size_bytes: int | None
     num_ranks: int | None
+    """Number of ranks in the group."""
     group: str | None
     step: int
     """Index of the step that launched it, -1 for none."""
@@ -205,6 +206,8 @@ class TraceGraph:
 
 @dataclass(frozen=True, slots=True)
 class StepGraph:
+    """A step of a TraceGraph."""
+
     trace: TraceGraph
     index: int
     """Place in TraceGraph.steps."""

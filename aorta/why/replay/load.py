@@ -93,6 +93,7 @@ def build_graph(traces: Sequence[RankTrace], activities: Sequence[RankActivity])
 
 
 def steps(graph: TraceGraph) -> list[StepGraph]:
+    """The steps of a graph, in order."""
     return [StepGraph(graph, i) for i in range(len(graph.steps))]
 
 

@@ -50,6 +50,7 @@ class PathPart:
 
 
 def critical_path(replayed: Replayed) -> tuple[PathPart, ...]:
+    """The parts of the step in order of time."""
     return _Path(replayed).parts()
 
 

@@ -100,6 +100,8 @@ _BY_STEP = (
 
 @dataclass(frozen=True, slots=True)
 class _OneValue:
+    """A column of one value, and its length."""
+
     value: NDArray[Any]
     num: int
 
@@ -124,6 +126,8 @@ def _unpacked(values: dict[str, Any], *packed_columns: dict[str, Any]) -> RankSt
 
 @dataclass(slots=True)
 class RankFile:
+    """What the file of a rank holds."""
+
     path: Path
     rank: int
     world_size: int

@@ -81,6 +81,7 @@ class _Parts(NamedTuple):
     """Place in PHASES."""
 
     def chosen(self, which: NDArray[Any]) -> "_Parts":
+        """By a mask, or in an order."""
         return _Parts(self.row[which], self.start[which], self.end[which], self.phase[which])
 
 

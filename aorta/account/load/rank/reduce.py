@@ -62,6 +62,7 @@ class LostRank:
 
 
 def salvage(path: Path) -> RankFile | LostRank:
+    """What is left of a rank's file."""
     try:
         return reduce_file(path, False)
     except (RecordError, ReportError) as error:

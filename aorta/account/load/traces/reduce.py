@@ -28,6 +28,8 @@ from aorta.traces.steps import Reading
 
 @dataclass(slots=True)
 class RankSummary:
+    """Numbers of the trace of one rank."""
+
     rank: int
     world_size: int | None
     device: str | None

@@ -94,6 +94,7 @@ def _record(
 
 
 def _host_spans(trace: RankTrace, start_ms: float, end_ms: float) -> list[HostSpan]:
+    """What the host did in a window, from its start."""
     return [
         msgspec.structs.replace(
             span, start_ms=max(span.start_ms, start_ms) - start_ms, end_ms=min(span.end_ms, end_ms) - start_ms

@@ -35,6 +35,8 @@ class Change(NamedTuple):
 
 
 class Form(NamedTuple):
+    """A way to write a change."""
+
     pattern: re.Pattern[str]
     example: str
     meaning: str
