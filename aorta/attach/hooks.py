@@ -17,6 +17,7 @@ from contextlib import suppress
 from time import monotonic_ns
 from typing import Any
 
+from aorta.attach.importlib_bootstrap import call_after, call_after_file, call_before
 from aorta.attach.program import FSDP1_MODULE, FSDP_MODULE, ProgramNotes
 from aorta.attach.settings import LAUNCHER, TRANSFORMERS, AttachSettings, read_settings, say
 
@@ -210,25 +211,10 @@ class Attachment:
         setattr(owner, name, replacement)
 
     def _call_after(self, owner: Any, name: str, hook: Callable[[tuple[Any, ...]], None]) -> None:
-        original = getattr(owner, name)
-
-        @functools.wraps(original)
-        def call(*args: Any, **named: Any) -> Any:
-            result = original(*args, **named)
-            hook(args)
-            return result
-
-        self._replace(owner, name, call)
+        self._replace(owner, name, call_after(getattr(owner, name), hook))
 
     def _call_before(self, owner: Any, name: str, hook: Callable[[tuple[Any, ...]], None]) -> None:
-        original = getattr(owner, name)
-
-        @functools.wraps(original)
-        def call(*args: Any, **named: Any) -> Any:
-            hook(args)
-            return original(*args, **named)
-
-        self._replace(owner, name, call)
+        self._replace(owner, name, call_before(getattr(owner, name), hook))
 
     def _watch_evaluation(self, model: Any) -> None:
         if "eval" in vars(model):
@@ -270,22 +256,9 @@ class Attachment:
 
     def _watch_files(self, torch: Any) -> None:
         """See which files the program saves and loads, and at which step."""
-        saved, loaded = torch.save, torch.load
-        storages = (torch.UntypedStorage, torch.TypedStorage)  # pickle saves those, in messages too
-
-        @functools.wraps(saved)
-        def save(obj: Any, f: Any, *args: Any, **named: Any) -> None:
-            saved(obj, f, *args, **named)
-            if not isinstance(obj, storages):
-                self._file_saved(f)
-
-        @functools.wraps(loaded)
-        def load(f: Any, *args: Any, **named: Any) -> Any:
-            result = loaded(f, *args, **named)
-            if not isinstance(result, storages):
-                self._file_loaded(f)
-            return result
-
+        storages = (torch.UntypedStorage, torch.TypedStorage)
+        save = call_after_file(torch.save, self._file_saved, storages)
+        load = call_after_file(torch.load, self._file_loaded, storages)
         for module in (torch, torch.serialization):
             self._replace(module, "save", save)
             self._replace(module, "load", load)
