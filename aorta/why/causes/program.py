@@ -42,7 +42,7 @@ OFFERS = {
     "resharded_not": r"\b(?:reshard_after_forward=False|SHARD_GRAD_OP)",
     "reduced_narrow": r"\bmp_policy with reduce_dtype|\bmixed_precision=",
     "gathered_narrow": r"\bmp_policy with param_dtype",
-    "no_buffers": r"\bbroadcast_buffers=False",
+    "no_buffers": r"\b(?:broadcast|forward_sync)_buffers=False",
     "never_fused": r"\bfused(?:=True| optimizer)",
     "few_threads": r"\bfewer threads per rank",
     "comm_hook": r"\bcommunication hook|\bfp16_compress_hook",
@@ -73,6 +73,8 @@ MOST_WORKERS = 4
 CROWDED = 0.1
 """Part of the step in which others have the cores, from which on no core is free."""
 USUAL_BUCKET_MB = 25.0
+SYNCED_SINCE = (2, 13)
+"""torch, which calls DDP's broadcast_buffers forward_sync_buffers, and warns of the old name."""
 WEIGHTS_OF_A_BLOCK = 4
 UNIT_BYTES = 80 << 20
 """Of parameters, that are worth several units, of 10 MB each."""
@@ -176,6 +178,13 @@ def program_of(run: RunRecord | None) -> tuple[frozenset[str], dict[str, str]]:
     if isinstance(modes, Mapping):
         names |= {name for name in ("cuda_graphs", "comm_hook") if modes.get(name)}
     return frozenset(names), facts
+
+
+def buffers_option(run: RunRecord | None) -> str:
+    """DDP's option that leaves the broadcasts of buffers out, as the run's torch calls it."""
+    torch = re.match(r"(\d+)\.(\d+)", (run and run.versions.get("torch")) or "")
+    is_new = torch is not None and tuple(map(int, torch.groups())) >= SYNCED_SINCE
+    return "forward_sync_buffers" if is_new else "broadcast_buffers"
 
 
 def num_units(run: RunRecord | None) -> int:

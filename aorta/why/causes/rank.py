@@ -52,7 +52,14 @@ from aorta.why.causes.losses.outside import outside_cause
 from aorta.why.causes.losses.program_code import calls_of_spans
 from aorta.why.causes.losses.slow_steps import slow_of_all_steps
 from aorta.why.causes.losses.waiting import OF_ITS_RANK, PART_KINDS, left_out, loading_left_out
-from aorta.why.causes.program import program_of, settings_text, stack_of, without_in_force, workers_of
+from aorta.why.causes.program import (
+    buffers_option,
+    program_of,
+    settings_text,
+    stack_of,
+    without_in_force,
+    workers_of,
+)
 from aorta.why.causes.rules import CauseRule, rules
 from aorta.why.causes.text import (
     FEWEST_STEPS,
@@ -682,7 +689,7 @@ def cause_of(
     waited_ms = value.each_ms if finding.kind == "data_loading" else 0.0
     of_workers = workers_of(judged.record, len(judged.ranks), account.share("core_taken"), waited_ms)
     stack, facts = stack | of_workers[0], facts | of_workers[1]
-    facts |= {"do": "do it", "at_line": ""}
+    facts |= {"do": "do it", "at_line": "", "buffers_option": buffers_option(judged.record)}
     if line is not None:
         at = finding.facts.get("loop_lines", line.text)
         facts |= {"line": line.text, "do": f"do what {line.text} does", "at_line": f": at {at}"}

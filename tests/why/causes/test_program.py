@@ -143,6 +143,17 @@ def test_advice_says_what_is_set_where(tmp_path, make, program, text):
 
 
 @pytest.mark.parametrize(
+    ("torch", "option"),
+    [("2.12.1", "broadcast_buffers"), ("2.13.0+cpu", "forward_sync_buffers"), (None, "broadcast_buffers")],
+)
+def test_ddps_option_is_called_as_the_runs_torch_calls_it(tmp_path, torch, option):
+    record = run_with(wrappers=DDP)
+    record = msgspec.structs.replace(record, versions=record.versions | {"torch": torch})
+    (cause,) = causes(judge(load_run(run_of(tmp_path / "run", broadcasts, record), "run")))
+    assert cause.change.startswith(f"DistributedDataParallel({option}=False) at train.py:50")
+
+
+@pytest.mark.parametrize(
     ("source", "environment", "text"),
     [
         ("kernels", {"NCCL_P2P_DISABLE": "1"}, "leave NCCL_P2P_DISABLE=1 out"),
