@@ -11,12 +11,13 @@ from aorta.account.cause import Cause, CodeLine
 from aorta.account.judge.answer import dataset_answer
 from aorta.account.judge.judged import dataset, judge
 from aorta.account.load.open import load_run
+from aorta.account.load.rank.phases import PREFIX
 from aorta.records.schema import UNLIKE, HostSpan, HostUse, KernelSums, LineOfWork, OperatorLoop, WorkOfStep
 from aorta.records.stacks import StackFrame
 from aorta.timeline.types import Kind, Span
 from aorta.why.causes.finding import CauseFinding
 from aorta.why.causes.losses import of_a_step
-from aorta.why.causes.losses.needless import _tf32_as_fast, lines_text, loop_of, needless_work
+from aorta.why.causes.losses.needless import _all_of_it, _tf32_as_fast, lines_text, loop_of, needless_work
 from aorta.why.causes.losses.program_code import _computes_by_itself
 from aorta.why.causes.losses.transfer import Exposure, _largest
 from aorta.why.causes.losses.waiting import IN_STEP, in_step
@@ -763,7 +764,38 @@ def test_products_in_fp64_are_a_loss_beside_any_others():
     assert needless({"cutlass_80_tensorop_d884gemm_64x64": 8.0, "ampere_sgemm_128x64_nn": 12.0}) == [
         ("fp64", 4.0)
     ]
-    assert needless({"cutlass_80_tensorop_d884gemm_64x64": 8.0}) == []
+    assert needless({"cutlass_80_tensorop_d884gemm_64x64": 8.0}) == [("all_fp64", 4.0)]
+
+
+@pytest.mark.parametrize(
+    ("work", "dtype", "found"),
+    [
+        # Half of the 24 ms that are in passes, less 25 us for each of 20 operators.
+        (WorkOfStep(flops=4e9, fp64=4e9, lines=[MOVES]), "float64", [12.0 - 0.25]),
+        (WorkOfStep(flops=4e9, fp64=3.8e9), "float64", [12.0]),
+        (WorkOfStep(flops=4e9, fp64=2e9), "float64", []),  # which is told of that part
+        (WorkOfStep(flops=4e9), "float32", []),
+        (WorkOfStep(), "float64", [12.0]),  # nobody counted it: by its parameters
+        (WorkOfStep(), "float32", []),
+        (None, "float64", [12.0]),
+    ],
+)
+def test_a_network_in_fp64_takes_twice_as_long_on_a_cpu(work, dtype, found):
+    sizes = {"parameter_bytes": 8.0, "bytes_of_dtypes": {dtype: 8.0}}
+    phases = {"phase:forward": 14.0, "phase:backward": 10.0}
+    judged = SimpleNamespace(
+        metrics={},
+        record=SimpleNamespace(
+            work=work, devices=[], program={"optimizers": [sizes]}, command=["gone.py"], started_unix_ns=0
+        ),
+        mean_of_host=lambda name: phases.get(name.replace(PREFIX, "phase:")),
+    )
+    account = SimpleNamespace(
+        on_device=False, mean_step_ms=40.0, cells={"compute": np.full((1, 20), 30.0)},
+        step_ms=np.full((1, 20), 40.0),
+    )  # fmt: skip
+    findings = [one for one in _all_of_it(judged, account) if one.facts["op"] == "all_fp64"]
+    assert [one.mean_ms for one in findings] == [pytest.approx(ms) for ms in found]
 
 
 def needless(kernels, work=None, peak=None, classes=None):
@@ -778,6 +810,7 @@ def needless(kernels, work=None, peak=None, classes=None):
         work=work,
         devices=[{"kind": "cuda", "name": "NVIDIA H200", "memory_bytes": 80 << 30}],
         program={"optimizers": [{"parameter_bytes": 10.0}]},
+        command=[],
     )
     judged = SimpleNamespace(
         metrics=values,

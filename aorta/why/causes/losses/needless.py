@@ -7,6 +7,7 @@ of the model without data: it takes its part of the time of all kernels, of whic
 """
 
 import re
+from collections import Counter
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -17,6 +18,7 @@ from aorta.account.judge.cells import Account
 from aorta.account.judge.stacks import sampled_ms
 from aorta.account.load.measures import memory_limit_bytes
 from aorta.account.load.rank.kernels import NAME_COUNT, NAME_TIME, TIME
+from aorta.account.load.rank.phases import PREFIX
 from aorta.account.metrics import of_operation, operations
 from aorta.account.model import Run
 from aorta.account.numbers import counted, percent
@@ -28,6 +30,7 @@ from aorta.traces.classify import COMM_RULES, classifier, kernel_class
 from aorta.why.causes.finding import CauseFinding, Floats
 from aorta.why.causes.losses.parts import CPU_BYTES_PER_S, WORK, beside_others, work_ms_of
 from aorta.why.causes.program import bytes_of_optimizers, noted_program
+from aorta.why.causes.source import lines_with_doubles
 
 TAKES: dict[tuple[str, ...], float] = {WORK: 1.0}
 PRODUCTS = ("gemm", "attention")
@@ -144,6 +147,13 @@ def _all_of_it(judged: Run, account: Account) -> Iterator[CauseFinding]:
         yield from _layout_copies(judged, [name for name in names if LAYOUT_COPY.search(name)], work)
     if work is not None and work.odd_num:
         yield from _odd_products(judged, names, work)
+    if not account.on_device and _is_in_fp64(judged, work):
+        ms = work_ms_of(account)
+        in_passes = [judged.mean_of_host(f"{PREFIX}{name}") or 0.0 for name in ("forward", "backward")]
+        if in_passes[1]:  # beside them is what the program does itself
+            ms = ms * min(sum(in_passes) / max(float(ms.mean()), 1e-9), 1.0)
+        ms, takes = beside_others(account, positive(ms - SMALL_CALL_MS * _num_operators(work)))
+        yield _all_in_fp64(judged, work, ms, takes)
     if work is not None and work.flops:
         yield from _counted(judged, account, work)
 
@@ -211,10 +221,13 @@ def _wide_kernels(judged: Run, names: list[str], work: WorkOfStep | None) -> Ite
         facts["at"] = None if work is None else work.model_at
         yield CauseFinding("compute", (1 - as_fast) * ms, TAKES, facts=facts)
     for op, wide, less in (("fp64", fp64, FP64_MORE), ("fp32", fp32, 1 - AS_FAST)):
-        if not wide or not others[op]:
+        if not wide or not (others[op] or op == "fp64"):
             continue
-        ms, others_ms = _time_of(judged, wide), float(_time_of(judged, others[op]).mean())
+        ms = _time_of(judged, wide)
+        others_ms = float(_time_of(judged, others[op]).mean()) if others[op] else 0.0
         if others_ms < LARGE * ms.mean():
+            if op == "fp64":
+                yield _all_in_fp64(judged, work, ms, TAKES)
             continue
         facts = {
             "op": op,
@@ -225,6 +238,32 @@ def _wide_kernels(judged: Run, names: list[str], work: WorkOfStep | None) -> Ite
             "kernel": max(wide, key=lambda name: _time_of(judged, [name]).mean()).partition("_tilesize")[0],
         }
         yield CauseFinding("compute", less * ms, TAKES, facts=facts)
+
+
+def _num_operators(work: WorkOfStep | None) -> int:
+    return 0 if work is None else sum(line.operators for line in work.lines)
+
+
+def _is_in_fp64(judged: Run, work: WorkOfStep | None) -> bool:
+    """All the model's products; where nobody counted them, its parameters."""
+    if work is None or not work.flops:
+        sizes = Counter[str]()
+        for row in noted_program(judged.record).get("optimizers") or []:
+            sizes.update(row.get("bytes_of_dtypes") or {})
+        return bool(sizes["float64"] >= NEARLY_ALL * sizes.total() > 0)
+    return work.flops - work.fp64 < LARGE * work.fp64
+
+
+def _all_in_fp64(
+    judged: Run, work: WorkOfStep | None, ms: Floats, takes: dict[tuple[str, ...], float]
+) -> CauseFinding:
+    """Of ms, which are all of such work."""
+    record, at = judged.record, None if work is None else work.fp64_at or work.model_at
+    files = [*(() if at is None else (at.file,)), *(() if record is None else record.command[:1])]
+    facts: dict[str, object] = {"op": "all_fp64", "what": "a network in fp64", "at": at}
+    facts |= {"fp64_ms": float(ms.mean()), "asked_at": lines_with_doubles(files, record) or None}
+    facts["tf32"] = "torch.set_float32_matmul_precision('high')" if _tf32_as_fast(judged) else None
+    return CauseFinding("compute", FP64_MORE * ms, takes, facts=facts)
 
 
 def _tf32_as_fast(judged: Run) -> float:
@@ -421,7 +460,7 @@ def idle_cores(judged: Run, account: Account) -> Iterator[CauseFinding]:
     work_ms = work_ms_of(account)
     if is_busy or account.share("core_taken") > LARGE or account.share(*WORK) < HALF:
         return
-    operators_ms = SMALL_CALL_MS * sum(line.operators for line in record.work.lines)
+    operators_ms = SMALL_CALL_MS * _num_operators(record.work)
     part = THREADS_SAVE * (1 - used / cores) * max(1 - operators_ms / float(work_ms.mean()), 0.0)
     at = modes.get("threads_at")
     facts = {

@@ -36,13 +36,13 @@ from aorta.account.judge.stacks import (
 from aorta.account.load.rank.phases import PREFIX
 from aorta.account.model import Run
 from aorta.account.rows import of_the_others
-from aorta.files import read_regular
 from aorta.records.schema import NO_CALL, NO_OPTIMIZER, HostKind
 from aorta.records.stacks import StackFrame, StackPhase
 from aorta.why.causes.finding import WAIT, CauseFinding, Floats, of_the_least
 from aorta.why.causes.losses.host_needs import MOSTLY_IDLE
 from aorta.why.causes.losses.parts import WORK, beside_others, work_ms_of
 from aorta.why.causes.program import noted_program, program_of
+from aorta.why.causes.source import source_of
 
 OWN = "the program's own code"
 Function = tuple[str, str]
@@ -313,11 +313,7 @@ def _reading_loop(judged: Run, samples: list[Samples]) -> set[StackFrame]:
     frames = {frame for one in samples for frame in one.stacks.frames if frame.is_program}
     frames = {frame for frame in frames if frame.text.rpartition(":")[0] == found[1]}
     file = next((frame.file for frame in frames), "")
-    try:
-        is_same = Path(file).stat().st_mtime_ns <= record.started_unix_ns
-        tree = ast.parse(read_regular(file) if is_same else b"")
-    except (OSError, SyntaxError, ValueError, RecursionError):
-        return set()
+    tree = source_of(file, record) or ast.Module([], [])
     loops = (node for node in ast.walk(tree) if isinstance(node, LOOPS))
     around = [range(node.lineno, (node.end_lineno or 0) + 1) for node in loops]
     lines = next((of_loop for of_loop in around if int(found[2]) in of_loop), ())
