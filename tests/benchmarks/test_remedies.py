@@ -45,6 +45,7 @@ def printed(text, name, who):
             "do": f"do what f(), {name}.py:7 does",
             "at_line": f": at f(), {name}.py:7",
             "who": who,
+            "buffers_option": "broadcast_buffers",
             "repeats": "6",
             "bucket_cap_mb": "0.05",
             "op": "all_reduce",
