@@ -19,6 +19,7 @@ import json
 import os
 import re
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
@@ -42,6 +43,8 @@ class Remedy(NamedTuple):
     """Of the program."""
     is_traced: bool
     """It infers: aorta reads the trace that it writes, behind the steps that it times."""
+    library: str | None
+    """That the program needs beside torch."""
 
     def changed(self) -> str:
         """The program with each line as the comments below it say."""
@@ -75,6 +78,7 @@ def remedies() -> dict[str, Remedy]:
                 facts.get("device", "cpu"),
                 text,
                 facts.get("trace", False),
+                facts.get("library"),
             )
     return found
 
@@ -112,6 +116,9 @@ def main() -> int:
     ]  # fmt: skip
     if options.device == "cpu":  # or aorta would record the GPUs of a machine that has some
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
+    for name in [name for name in chosen if not _has_library(known[name])]:
+        print(f"{name} is left out: no {known[name].library}", file=sys.stderr)
+        chosen.remove(name)
     rows: list[dict[str, Any]] = []
 
     def tried(name: str) -> None:
@@ -123,6 +130,10 @@ def main() -> int:
     (options.out / "remedies.json").write_text(json.dumps(rows, indent=1))
     write(options.output, rows)
     return 0
+
+
+def _has_library(remedy: Remedy) -> bool:
+    return remedy.library is None or find_spec(remedy.library) is not None
 
 
 def _tried(remedy: Remedy, out: Path, repeats: int) -> dict[str, Any]:

@@ -23,10 +23,6 @@ WITHOUT_PROGRAM = {
     ("clock", "check cooling"): "a fault of a machine",
     ("idle", ""): "of traces without host activities: nothing is set",
     ("late_rank", "inspect"): "a fault of a machine",
-    ("small_messages", "leave sync_dist=True out"): "of lightning, which tests do not have",
-    ("small_messages", "{library} calls them"): "of a library beside torch",
-    ("synchronisation", "TrainingArguments("): "of transformers, which tests do not have",
-    ("synchronisation", "the wait is within the library"): "of a library beside torch",
 }
 """By kind and the beginning of the remedy; '' stands for all of a kind."""
 
