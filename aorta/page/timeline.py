@@ -1,6 +1,6 @@
 """The timeline's steps: a few of a few ranks, not the run, span by span; timeline.js draws them."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,7 +12,7 @@ from aorta.records.perfetto import COMPUTE, EXPOSED, HIDDEN, IDLE, states
 from aorta.records.reader import OP_OF_STREAM
 from aorta.records.schema import CollectiveRecord, StepRecord
 from aorta.timeline.collective import stream_of
-from aorta.timeline.intervals import intervals, subtract_normalised
+from aorta.timeline.intervals import Intervals, intervals, length_within, subtract_normalised
 from aorta.timeline.overlap import unions
 from aorta.timeline.types import COPY, TRACE_SOURCES
 from aorta.timeline.waits import exposed_waiting
@@ -133,14 +133,15 @@ def exposed_collectives(
     """Rank, collective, its exposed ms and its wait ms: those that were exposed longest."""
     rows = []
     for rank, record in steps.records[step].items():
-        if record.active_segments is None:
+        timed = [
+            row for row in record.collectives or () if row.start_ms is not None and row.end_ms is not None
+        ]
+        if record.active_segments is None or not timed:
             continue
-        compute = unions(record.active_segments)["compute"]
-        for row in record.collectives or ():
-            if row.start_ms is not None and row.end_ms is not None:
-                covered = np.minimum(compute[:, 1], row.end_ms) - np.maximum(compute[:, 0], row.start_ms)
-                exposed_ms = row.end_ms - row.start_ms - float(np.maximum(covered, 0.0).sum())
-                rows.append((rank, row, max(0.0, exposed_ms), steps.waits.get(_call(record, row))))
+        spans = np.array([(row.start_ms, row.end_ms) for row in timed])
+        exposed = _exposed(_stretches(record, _window_ms(record), {}))
+        for row, exposed_ms in zip(timed, length_within(exposed, *spans.T).tolist(), strict=True):
+            rows.append((rank, row, exposed_ms, steps.waits.get(_call(record, row))))
     return sorted(rows, key=lambda row: -row[2])[:num]
 
 
@@ -319,13 +320,17 @@ def _stretches(
     ]
     if not any(arrived > start for start, arrived, _ in spans):
         return stretches
-    exposed = intervals([stretch[:2] for stretch in stretches if stretch[2] == STATE_INDEX[EXPOSED]])
+    exposed = _exposed(stretches)
     start, arrived, end = np.array(spans).T
     waiting = exposed_waiting(start, arrived, end, exposed)
     split = [stretch for stretch in stretches if stretch[2] != STATE_INDEX[EXPOSED]]
     split += [(a, b, WAITING) for a, b in waiting.tolist()]
     split += [(a, b, STATE_INDEX[EXPOSED]) for a, b in subtract_normalised(exposed, waiting).tolist()]
     return sorted(split)
+
+
+def _exposed(stretches: Sequence[tuple[float, float, int]]) -> Intervals:
+    return intervals([stretch[:2] for stretch in stretches if stretch[2] == STATE_INDEX[EXPOSED]])
 
 
 def _rows(

@@ -29,7 +29,7 @@ from aorta.steps.record import (
     noted_fields,
     scalar_reasons,
 )
-from aorta.timeline.intervals import EMPTY, Intervals, length_before, run_lengths_ns
+from aorta.timeline.intervals import EMPTY, Intervals, length_within, run_lengths_ns
 from aorta.timeline.overlap import DIGITS, active_segments, exposed_intervals, overlap, rounded, stream_uses
 from aorta.timeline.types import Kind, Timeline
 from aorta.traces.classify import COMM_RULES, COMMUNICATION, COPY, classifier, kernel_class
@@ -505,8 +505,7 @@ def _collective(
     if kernels is not None:
         start_ms = (int(kernels["start"].min()) - start_ns) / 1e6
         end_ms = (int(kernels["end"].max()) - start_ns) / 1e6
-        before_ms = length_before(exposed, np.array([start_ms, end_ms]))
-        exposed_ms = round(float(before_ms[1] - before_ms[0]), 6)
+        exposed_ms = rounded(float(length_within(exposed, np.array([start_ms]), np.array([end_ms]))[0]))
     elif call.start is not None and call.end is not None:  # of CPU tensors: timed by the host
         start_ms, end_ms = ((mark.host_ns - start_ns) / 1e6 for mark in (call.start, call.end))
     launch_ms = (call.launched_ns - start_ns) / 1e6 if call.launched_ns else None

@@ -87,14 +87,19 @@ def length_ms(a: Intervals) -> float:
     return float((a[:, 1] - a[:, 0]).sum())
 
 
-def length_before(a: Intervals, time: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Length of the part of normalised a before each time."""
+def length_within(a: Intervals, start: NDArray[np.float64], end: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Length of the part of normalised a in each span: of a collective what nothing hides, where a is exposed
+    time."""
     if len(a) == 0:
-        return np.zeros(len(time))
+        return np.zeros(len(start))
     before = np.concatenate(([0.0], np.cumsum(a[:, 1] - a[:, 0])))
-    begun = np.searchsorted(a[:, 0], time, side="left")
-    not_over = np.maximum(a[np.maximum(begun - 1, 0), 1] - time, 0.0)
-    length: NDArray[np.float64] = before[begun] - np.where(begun > 0, not_over, 0.0)
+
+    def length_before(time: NDArray[np.float64]) -> NDArray[np.float64]:
+        begun = np.searchsorted(a[:, 0], time, side="left")
+        not_over = np.maximum(a[np.maximum(begun - 1, 0), 1] - time, 0.0)
+        return before[begun] - np.where(begun > 0, not_over, 0.0)
+
+    length: NDArray[np.float64] = length_before(end) - length_before(start)
     return length
 
 

@@ -38,6 +38,8 @@ from aorta.timeline.types import (
 DIGITS = 6
 """Of ms in lines: ns."""
 
+OF_BOTH = ("comm_ms", "compute_ms", "hidden_ms", "exposed_ms", "idle_ms")
+"""Sums of a step that a whole window has, too."""
 SEGMENT_NAMES = (*STREAM_NAMES, COPY)
 """Names of what may be active in a segment."""
 
@@ -106,22 +108,12 @@ def _exposed_copy_ms(timeline: Timeline, comm: Intervals, compute: Intervals) ->
 
 def total(timeline: Timeline) -> Total:
     """The arithmetic of overlap() over a whole window, with counts of kernels."""
-    is_comm = timeline.kind == Kind.COMM
-    is_compute = timeline.kind == Kind.COMPUTE
-    comm, compute = union(_clipped(timeline, is_comm)), union(_clipped(timeline, is_compute))
-    comm_ms, compute_ms = length_ms(comm), length_ms(compute)
-    hidden_ms = length_ms(intersect_normalised(comm, compute))
-    num_comm = int(np.count_nonzero(is_comm))
+    of_window = overlap(timeline)
+    num_comm, num_compute = (int((timeline.kind == kind).sum()) for kind in (Kind.COMM, Kind.COMPUTE))
     return Total(
         span_ms=timeline.span_ms,
-        comm_ms=comm_ms,
-        compute_ms=compute_ms,
-        hidden_ms=hidden_ms,
-        exposed_ms=max(0.0, comm_ms - hidden_ms),
-        idle_ms=max(0.0, timeline.span_ms - (comm_ms + compute_ms - hidden_ms)),
-        num_kernels=num_comm + int(np.count_nonzero(is_compute))
-        if timeline.source in KERNEL_SOURCES
-        else None,
+        **{name: getattr(of_window, name) for name in OF_BOTH},
+        num_kernels=num_comm + num_compute if timeline.source in KERNEL_SOURCES else None,
         num_collectives=num_comm,
     )
 

@@ -24,7 +24,7 @@ from aorta.account.model import Arrivals, CallWaits, CollectiveKind
 from aorta.account.numbers import number
 from aorta.timeline.collective import POINT_TO_POINT, ROOTED
 from aorta.timeline.common_clock import Clock, clock_of, why_vague
-from aorta.timeline.intervals import Intervals, length_before, pairs, union
+from aorta.timeline.intervals import Intervals, length_within, pairs, union
 from aorta.timeline.matching import NumberedCalls, match_by_number
 from aorta.timeline.waits import NOBODY, Waits, exposed_waiting, split_waits
 
@@ -118,7 +118,7 @@ def _exposed_wait_ms(calls: RecordedCalls, waits: Waits, window_ns: Intervals) -
     exposed = union((calls.exposed_ns - origin) / 1e6)
     waiting = exposed_waiting(start, start + waits.wait_ms[is_matched], end, exposed)
     edges = (window_ns - origin) / 1e6
-    return length_before(waiting, edges[:, 1]) - length_before(waiting, edges[:, 0])
+    return length_within(waiting, *edges.T)
 
 
 def behind_ms(calls: RecordedCalls, lost_ms: Floats, num_steps: int) -> Floats:
@@ -150,8 +150,8 @@ def _exposed_of_calls(calls: RecordedCalls, waits: Waits) -> Floats:
         return waits.wait_ms
     origin = int(calls.exposed_ns.min())
     exposed = union((calls.exposed_ns - origin) / 1e6)
-    start, end = (length_before(exposed, (ns - origin) / 1e6) for ns in (calls.start_ns, calls.end_ns))
-    bare = np.where(np.isnan(calls.duration_ms), np.nan, end - start)
+    start, end = ((ns - origin) / 1e6 for ns in (calls.start_ns, calls.end_ns))
+    bare = np.where(np.isnan(calls.duration_ms), np.nan, length_within(exposed, start, end))
     result: Floats = np.fmax(bare, waits.wait_ms)
     return result
 
