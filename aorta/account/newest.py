@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from aorta.account.judge.cells import exposed_of
 from aorta.account.judge.judged import judge, looked_at
 from aorta.account.judge.late import LateRank
-from aorta.account.load.open import RunFiles, assemble
+from aorta.account.load.assemble import RunFiles, assemble
 from aorta.account.load.rank.reduce import reduce_records
 from aorta.account.model import Run
 from aorta.errors import AortaError

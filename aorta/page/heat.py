@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from aorta.account.judge.cells import exposed_of
 from aorta.account.judge.judged import last_holds_the_end, stretches
-from aorta.account.judge.ranks import RankRow, rank_rows
+from aorta.account.judge.ranks import JudgedRank, judged_ranks
 from aorta.account.model import Dataset, Report, Run
 from aorta.page.parts import (
     Column,
@@ -198,7 +198,7 @@ def _mean(values: Floats) -> float:
 
 
 def _table(dataset: Dataset) -> Markup | None:
-    rows = rank_rows(dataset.first)
+    rows = judged_ranks(dataset.first)
     columns = [column for column in _COLUMNS if any(column.is_known(row) for row in rows)]
     if not columns or (len(rows) < 2 and not any(row.sm_clock_mhz or row.peak_memory_bytes for row in rows)):
         return None
@@ -223,28 +223,28 @@ def _table(dataset: Dataset) -> Markup | None:
 class _RankColumn:
     title: str
     unit: str
-    is_known: Callable[[RankRow], bool]
-    cell: Callable[[RankRow], Markup]
+    is_known: Callable[[JudgedRank], bool]
+    cell: Callable[[JudgedRank], Markup]
     is_number: bool = True
 
 
 def _number_column(heading: str, of_unit: str, name: str) -> _RankColumn:
-    def is_known(row: RankRow) -> bool:
+    def is_known(row: JudgedRank) -> bool:
         return bool(getattr(row, name))
 
-    def text(row: RankRow) -> Markup:
+    def text(row: JudgedRank) -> Markup:
         value = getattr(row, name)
         return cell(value, text=byte_text(value) if of_unit == "bytes" else number(value))
 
     return _RankColumn(heading, "" if of_unit == "bytes" else of_unit, is_known, text)
 
 
-def _last_text(row: RankRow) -> Markup:
+def _last_text(row: JudgedRank) -> Markup:
     text = f"{row.num_last:,} of {row.num_judged:,}"
     return cell(row.share_last if row.num_judged else None, text=text if row.num_judged else "n/a")
 
 
-def _throttling_text(row: RankRow) -> Markup:
+def _throttling_text(row: JudgedRank) -> Markup:
     return tag(
         "td", ", ".join(f"{name} {percent(share)}" for name, share in row.throttling.items()) or "none"
     )

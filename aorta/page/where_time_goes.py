@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from aorta.account.judge.cells import CELLS, EXPOSED_CELLS, Account, account_of
-from aorta.account.judge.ranks import rank_rows
+from aorta.account.judge.ranks import judged_ranks
 from aorta.account.judge.timed_steps import partly_timed
 from aorta.account.model import Dataset, Report
 from aorta.page.parts import (
@@ -160,7 +160,7 @@ def shown_ranks(dataset: Dataset, account: Account, named: Iterable[int] = ()) -
     num = len(account.ranks)
     if num <= MAX_BARS:
         return list(range(num))
-    late = [row.rank for row in rank_rows(dataset.first)[:NUM_LATE]]
+    late = [row.rank for row in judged_ranks(dataset.first)[:NUM_LATE]]
     first = [account.ranks.index(rank) for rank in dict.fromkeys([*late, *named])]
     order = [
         i for i in np.argsort(account.by_rank_ms(*EXPOSED_CELLS), kind="stable").tolist() if i not in first

@@ -16,7 +16,7 @@ Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
-class RankRow:
+class JudgedRank:
     """One rank over the judged steps. Medians over its steps, None where it was not measured."""
 
     rank: int
@@ -45,7 +45,7 @@ class RankRow:
 
 
 @once_of_run
-def rank_rows(run: Run) -> list[RankRow]:
+def judged_ranks(run: Run) -> list[JudgedRank]:
     """The rank that costs the others most first; where nobody is known to be late, by time in compute."""
     reasons = operations(run.metrics, THROTTLED)
     columns = {
@@ -63,7 +63,7 @@ def rank_rows(run: Run) -> list[RankRow]:
     shares = {reason: _means(run.values(of_operation(THROTTLED, reason))) for reason in reasons}
     caused, num_last, num_judged = _arrivals(run)
     rows = [
-        RankRow(
+        JudgedRank(
             rank=rank,
             **{name: _or_none(values[i]) for name, values in columns.items()},
             caused_ms=_or_none(caused[i]),
@@ -153,7 +153,7 @@ def telling_ranks(run: Run, shown: Shown) -> list[int]:
         return sorted(shown.ranks)
     if len(run.ranks) <= MAX_RANKS:
         return list(run.ranks)
-    late = [row.rank for row in rank_rows(run)[:NUM_LATE]]
+    late = [row.rank for row in judged_ranks(run)[:NUM_LATE]]
     exposed_ms = np.nan_to_num(run.values("exposed_ms")).mean(axis=1)
     order = [i for i in np.argsort(exposed_ms, kind="stable").tolist() if run.ranks[i] not in late]
     places: NDArray[np.int64] = np.linspace(0, len(order) - 1, MAX_RANKS - len(late)).round().astype(np.int64)

@@ -11,7 +11,7 @@ from aorta.account.judge.cells import account_of
 from aorta.account.judge.judged import is_unlike, judge, missing, why_missing
 from aorta.account.judge.phases import phases_of
 from aorta.account.judge.profiles import told_differences
-from aorta.account.judge.ranks import rank_rows
+from aorta.account.judge.ranks import judged_ranks
 from aorta.account.judge.sites import sites_of
 from aorta.account.judge.timed_steps import host_bound_steps
 from aorta.account.model import (
@@ -80,7 +80,7 @@ def _add_observed(summary: dict[str, Any], dataset: Dataset, causes: Causes | No
     summary["sites"] = [msgspec.to_builtins(row) for row in sites_of(dataset.first)]
     summary["phases"] = [msgspec.to_builtins(row) for row in phases_of(dataset.first)]
     summary["differences"] = [asdict(entry) for entry in told_differences(dataset.first, late)]
-    for row in rank_rows(dataset.first):
+    for row in judged_ranks(dataset.first):
         fields = asdict(row)
         del fields["rank"]
         summary["ranks"][str(row.rank)]["judged_steps"] = fields

@@ -9,7 +9,7 @@ import pytest
 from aorta.account.judge.answer import dataset_answer, losses
 from aorta.account.judge.gate import check_budget, load_budget
 from aorta.account.judge.judged import dataset, judge
-from aorta.account.judge.ranks import rank_rows
+from aorta.account.judge.ranks import judged_ranks
 from aorta.account.load.open import load_run
 from aorta.page.html import page
 from aorta.page.table import comparison_table, dataset_table
@@ -235,7 +235,7 @@ def test_who_comes_last_nearly_always_is_in_the_first_row(tmp_path):
     """Rank 1 comes 2 ms later to the only collective of each step."""
     report = report_of(tmp_path / "a", num_ranks=4, late=1)
     found = report.datasets["a"]
-    worst = rank_rows(found.first)[0]
+    worst = judged_ranks(found.first)[0]
     assert (worst.rank, worst.num_last, worst.num_judged) == (1, 11, 11)
     assert worst.caused_ms == pytest.approx(2.0, abs=0.01)
 

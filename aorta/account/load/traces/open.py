@@ -15,8 +15,8 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from aorta.account.load.assemble import RunFiles, assemble
 from aorta.account.load.evidence import comm_evidence
-from aorta.account.load.open import RunFiles, assemble
 from aorta.account.load.traces.reduce import RankSummary, kernels_of, records_of, reduce_ranks
 from aorta.account.load.traces.steps import NOT_IN_TRACE, OF_KIND
 from aorta.account.load.waits import (
