@@ -195,23 +195,25 @@ def waits_text(waits: list[Waits]) -> str:
 
 
 def issuer_of(finding: CauseFinding, judged: Run) -> dict[str, str]:
-    """By the name of the fact: what issues small messages in a line of the program, as samples show there; a
-    layer is SyncBatchNorm, a library's function beside torch's all that calls the collective."""
-    is_meant = finding.kind == "small_messages" and finding.facts.get("origin") in ("program", None)
-    site = _issuing_most(finding, judged) if is_meant else None
-    if site is None:
-        return {}
+    """By the name of the fact: what issues small messages or barriers in lines of the program, as samples
+    show: a layer is SyncBatchNorm, a library's function any not named for the collective that most are in."""
+    of_program = finding.kind == "small_messages" and finding.facts.get("origin") in ("program", None)
+    is_meant = of_program or _op(finding) == "barrier"
+    rows = [row for row in _issuing(finding, judged) if is_meant and row.is_program]
     samples = samples_of_ranks(judged.whole or judged)
-    stacks = [stack for one in samples for stack in one.chosen(one.is_judged) if _is_in(stack, site)]
-    num = sum(stack.frames[-1].function.startswith("SyncBatchNorm.") for stack in stacks)
-    if num >= FEWEST:
+    stacks = [stack for one in samples for stack in one.chosen(one.is_judged)] if rows else []
+    stacks = [stack for stack in stacks if any(_is_in(stack, row) for row in rows)]
+    if sum(stack.frames[-1].function.startswith("SyncBatchNorm.") for stack in stacks) >= FEWEST:
         return {"layer": "SyncBatchNorm"}
-    for stack in stacks:
-        library = entered(stack.frames)
-        if _calls(stack, _op(finding)) and library is not None and _is_of_library(library):
-            name = "logs" if library.function.startswith("LightningModule.log") else "library"
-            return {name: library.text}
-    return {}
+    ops = {row.op for row in sites_of(judged) if row.place in {row.place for row in rows}}
+    stacks = [stack for stack in stacks if any(_calls(stack, op) for op in ops)]
+    called = [frame for stack in stacks if (frame := entered(stack.frames)) and _is_of_library(frame)]
+    asked_for = (_op(finding).removeprefix("all_"), "wait_for")
+    called = [frame for frame in called if not any(word in frame.function for word in asked_for)]
+    if 2 * len(called) <= len(stacks):
+        return {}
+    name = "logs" if called[0].function.startswith("LightningModule.log") else "library"
+    return {name: called[0].text}
 
 
 def issued_text(finding: CauseFinding, judged: Run) -> str:
@@ -252,11 +254,8 @@ def _op(finding: CauseFinding) -> str:
 
 
 def _issuing(finding: CauseFinding, judged: Run) -> list[SiteRow]:
-    op = _op(finding)
-    if not op:
-        return []
-    rows = [row for row in sites_of(judged) if row.op == op]
-    name = str(finding.facts["op"]).partition(" of ")[2].partition(" (")[0]
+    rows = [row for row in sites_of(judged) if row.op == _op(finding)]
+    name = str(finding.facts.get("op")).partition(" of ")[2].partition(" (")[0]
     return [row for row in rows if name and name in row.moves] or rows
 
 

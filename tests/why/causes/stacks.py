@@ -29,9 +29,11 @@ FRAMES = {
     "gather": StackFrame("accelerate", 0, "Accelerator.gather", is_program=False),
     "of_log": StackFrame("torch", 0, "barrier", is_program=False),
     "of_gather": StackFrame("torch", 0, "barrier", is_program=False),
+    "waiting": StackFrame("accelerate", 0, "Accelerator.wait_for_everyone", is_program=False),
+    "of_waiting": StackFrame("torch", 0, "barrier", is_program=False),
 }
 NAMES = [*FRAMES]
-CALLERS = {"hook": "backward", "of_log": "log", "of_gather": "gather"}
+CALLERS = {"hook": "backward", "of_log": "log", "of_gather": "gather", "of_waiting": "waiting"}
 """Of the others main."""
 
 

@@ -525,24 +525,30 @@ def test_a_wait_in_a_library_is_of_the_line_that_calls_it(tmp_path, num, place, 
     [
         ("of_log", "leave sync_dist=True out of LightningModule.log_dict of lightning"),
         ("of_gather", "Accelerator.gather of accelerate calls them"),
+        ("of_waiting", "remove the barriers"),
         ("main", "remove the barriers"),
     ],
 )
-def test_barriers_of_a_library_are_not_the_program_s_to_remove(tmp_path, sampled, remedy):
-    def many_barriers(rank, step, noise):
+@pytest.mark.parametrize(("num", "kind", "lines"), [(12, "small_messages", [20]), (4, "transfer", [20, 21])])
+def test_barriers_of_a_library_are_not_the_program_s_to_remove(tmp_path, num, kind, lines, sampled, remedy):
+    """Samples are in line 20 alone."""
+
+    def with_barriers(rank, step, noise):
         host = Host().work(10.0 * noise.gauss(1, 0.01))
-        for _ in range(12):
-            host.comm(1.5, "barrier", size=0)
+        for _ in range(num):
+            host.comm(18.0 / num, "barrier", size=0)
         return host
 
-    folder = run_of(tmp_path, many_barriers)
-    write_sites(folder, (20, "barrier", "nothing", 12, 0))
+    folder = run_of(tmp_path, with_barriers)
+    write_sites(folder, *((line, "barrier", "nothing", num // len(lines), 0) for line in lines))
     for rank in (0, 1):
         write_stacks(folder, rank, COMMON, (sampled, "communication", "sleeps", 18.0))
     cause = first_cause(folder)
-    assert (cause.kind, cause.line.text) == ("small_messages", "main(), train.py:20")
+    assert cause.kind == kind
+    assert cause.line is None or [cause.line.line] == lines
     assert cause.change.startswith(remedy)
-    assert any("merged" in text for text in cause.evidence) == (sampled == "main")
+    is_merged = kind == "small_messages" and remedy == "remove the barriers"
+    assert any("merged" in text for text in cause.evidence) == is_merged
 
 
 def test_one_sample_of_saving_tells_where_a_checkpoint_is_saved(tmp_path):

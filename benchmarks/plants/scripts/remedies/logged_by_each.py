@@ -1,6 +1,6 @@
 """
 cause: small_messages|transfer
-told: 'leave sync_dist=True out of .* in steps that train: .*: at .*logged_by_each.py:\d+'
+told: 'leave sync_dist=True out of .* in steps that train.*: at .*logged_by_each.py:\d+'
 ranks: 2
 library: lightning
 """
