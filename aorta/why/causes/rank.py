@@ -185,7 +185,7 @@ def found_causes(judged: Run, path: str = "RUN") -> Causes:
     found = [(finding, ledger.take(finding)) for finding in of_account]
     for finding, taken in found:
         _keep(finding, sum(taken.values()))
-        room = _Room(_may_go_too(taken, ledger), _most_ms(account, ledger))
+        room = _Room(_may_go_too(taken, ledger), _most_ms(account, ledger), _waited_ms(finding, account))
         cause = cause_of(finding, rule_of[finding.kind], looked, account, stack, path, room)
         if cause is None and finding.facts.get("op") == "launches":
             no_loss += _of_equal_hosts(finding, account)
@@ -546,12 +546,25 @@ def _most_ms(account: Account, ledger: Ledger) -> float:
     return account.own_step_ms - work_ms * math.exp(-MENDED_ERROR)
 
 
+def _waited_ms(finding: CauseFinding, account: Account) -> float:
+    """What the others wait for the finding's rank, for whatever reason: without it they take the rest of the
+    step all the same."""
+    if finding.rank is None or account.exposed is None or not _is_waited_for(finding):
+        return math.inf
+    return float(account.exposed.caused_ms[account.ranks.index(finding.rank)].mean())
+
+
+def _is_waited_for(finding: CauseFinding) -> bool:
+    return finding.rank is not None and any(cells[:2] == WAIT for cells in finding.takes)
+
+
 @dataclass(frozen=True, slots=True)
 class _Room:
     """For the upper end of an interval."""
 
     more_ms: float
     most_ms: float
+    waited_ms: float = math.inf
 
 
 # ---- what a finding is worth ----------------------------------------------------------------------------
@@ -730,8 +743,9 @@ def cause_of(
         beside_ms = max(sampled_ms(judged, line.file, line.function) - line.ms, 0.0)
     # What ranks wait for the slowest host is in a loss of units already.
     goes_too_ms = 0.0 if finding.kind == "small_units" and account.on_device else room.more_ms
+    waited_ms = max(room.waited_ms, value.ms, (value.interval_ms or (0.0, 0.0))[1])
     interval, why_no_interval = value.printed(
-        max(room.most_ms, value.ms + (0.0 if is_of_kernels else finding.more_ms)),
+        min(max(room.most_ms, value.ms + (0.0 if is_of_kernels else finding.more_ms)), waited_ms),
         goes_too_ms + finding.more_ms + beside_ms,
         (less, more),
         1.0 if is_of_kernels else _least_part(finding, sampled),
@@ -762,7 +776,7 @@ def cause_of(
         line=line,
         rank=rank,
         is_of_trace=is_of_trace,
-        is_waited_for=finding.rank is not None and any(cells[:2] == WAIT for cells in finding.takes),
+        is_waited_for=_is_waited_for(finding),
         global_step=global_step,
         at_ms=at_ms,
     )

@@ -231,6 +231,34 @@ def test_a_rank_that_needs_more_of_a_core_is_named_where_others_leave_it_alone(t
     assert [cause.kind for cause in named(tmp_path / "run", make)] == kinds
 
 
+@pytest.mark.parametrize(
+    ("optimizer_ms", "kind", "ms", "change"),
+    [
+        pytest.param(3.0, "imbalance", 25.0, "give all ranks as much work", id="more-work"),
+        pytest.param(6.0, "late_rank", 53.0, "give all ranks as much work", id="maybe-a-slower-core"),
+    ],
+)
+def test_what_a_rank_has_more_of_is_shared_and_does_not_vanish(tmp_path, optimizer_ms, kind, ms, change):
+    """Rank 1 takes 100 ms for the passes that take rank 0 50, which waits. Equal work would take 75."""
+
+    def make(rank, step, noise):
+        forward_ms, backward_ms = ((20.0, 30.0), (40.0, 60.0))[rank]
+        own_ms, update_ms = forward_ms + backward_ms, (3.0, optimizer_ms)[rank]
+        host = Host().work(forward_ms * noise.gauss(1, 0.01)).work(backward_ms, "backward")
+        host.work(update_ms, "optimizer").comm(2.0 + 100.0 + optimizer_ms - own_ms - update_ms)
+        return host, {"host_use": HostUse(own_ms + update_ms, 0.0)}
+
+    (first,) = named(tmp_path / "run", make)
+    assert (first.kind, first.rank, first.is_waited_for) == (kind, 1, True)
+    assert first.ms == pytest.approx(ms, rel=0.02)
+    least, most = first.interval_ms
+    assert least < 25.0 < most < 1.01 * 53.0
+    assert first.bound_ms > 50.0  # what rank 0 takes without waiting
+    assert first.change.startswith(change)
+    told = "the optimizer, which has as much to do on all, 1 times: it has more work, and no slower core"
+    assert any(text.endswith(told) for text in first.evidence) == (kind == "imbalance")
+
+
 def test_no_cause_is_named_of_two_steps(tmp_path):
     judged = judge(load_run(run_of(tmp_path, lambda *_: Host().work(30.0).after(300.0), steps=3), "a"), 1)
     found = found_causes(judged)

@@ -115,9 +115,11 @@ def findings(
     if details is not None and details.units is not None:
         losses += on_host(details.units, details.unit_launch_ms, judged, account)
     if exposed is not None:
-        losses += uneven_batches(judged, parts, exposed)
         # The clock has all of its loss below.
-        losses += [finding for finding in waiting(judged, parts, exposed) if finding.kind != "clock"]
+        waits = [finding for finding in waiting(judged, parts, exposed) if finding.kind != "clock"]
+        told = {finding.rank for finding in waits if finding.kind == "imbalance"} - {None}
+        losses += (one for one in uneven_batches(judged, parts, exposed) if one.rank not in told)
+        losses += waits
         losses += unbalanced_stages(judged, parts, exposed)
         losses += transfer(judged, parts, exposed, details)
     losses += given_back(judged, parts)

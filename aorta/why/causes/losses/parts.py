@@ -156,6 +156,10 @@ def parts_of(run: Run, account: Account, small_launch_ms: float = 0.0) -> Parts:
     locked_out = np.minimum(_locked_out(run), account.step_ms)
     ms_by_kind["asleep"], ms_by_kind["locked_out"] = positive(asleep - locked_out), locked_out
     clock, usual, loss = _clocks(run, compute)
+    # On a CPU the account's steps are shortened to the usual one.
+    part = (
+        1.0 if account.on_device else float(account.step_ms.mean() / positive(host.metric("step_ms")).mean())
+    )
     behind, other = (run.mean_of_host(name) for name in (IDLE_BEHIND, f"{IDLE}{OTHER}"))
     return Parts(
         account=account,
@@ -173,8 +177,8 @@ def parts_of(run: Run, account: Account, small_launch_ms: float = 0.0) -> Parts:
         idle_waits_ms=idle_waits,
         data_waits_ms=data_waits,
         asleep_ms=host.asleep(account.between_ms) if account.on_device else zero,
-        cpu_ms=None if host.use is None else host.use[0],
-        taken_ms=None if host.use is None else host.use[1],
+        cpu_ms=None if host.use is None else part * host.use[0],
+        taken_ms=None if host.use is None else part * host.use[1],
     )
 
 

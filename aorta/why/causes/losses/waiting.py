@@ -4,6 +4,7 @@ A rank that comes last to a collective costs the others their wait. What it spen
 others do, in the same step, is the reason, the most specific first; each ms of waiting has one.
 """
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
@@ -29,6 +30,7 @@ from aorta.account.judge.phases import TITLES, phases_of_ranks
 from aorta.account.load.rank.host import AFTER, CPU, READY, UNTIL_UPDATE
 from aorta.account.load.rank.host import PREFIX as HOST
 from aorta.account.load.rank.kernels import COUNT, TIME
+from aorta.account.load.rank.phases import PREFIX as PHASE
 from aorta.account.metrics import WORK, of_operation, operations
 from aorta.account.model import Run
 from aorta.account.numbers import quantity
@@ -63,7 +65,7 @@ AS_LONG, LEAST_OF_KERNELS = 1.1, 0.02
 """Time of a class of kernels over that of other ranks, up to which they are as fast there; of a late rank's
 kernels, that a class must have to tell."""
 UNEQUAL = 1.1
-"""Bytes of a rank's all_to_all over the mean of the ranks."""
+"""Bytes of a rank's all_to_all over the mean of the ranks; passes of a late rank over those of the others."""
 PART_KINDS: tuple[tuple[str, CauseKind], ...] = (
     ("garbage_collection", "garbage_collection"),
     ("checkpoint", "checkpoint"),
@@ -289,7 +291,12 @@ def _late_rank(judged: Run, parts: Parts, left: Floats) -> Iterator[CauseFinding
     unlike = UNLIKE_CORES if on_core is None else UNLIKE_CPU
     if may_be_core and work < (1 + unlike + parts.account.share("core_taken")) * others_work:
         return
-    own = "compute" if facts.get("op") == "works" else own
+    if on_core is not None and not on_core.sleeps:
+        longer = _longer_passes(judged, late)
+        if longer is not None:
+            yield _of_shared_work(judged, parts, late, facts, [on_core.text(late, longer)])
+            return
+        own, facts["least_part"] = "compute", 1 - 1 / len(ranks)  # the others may have to do their part of it
     yield _finding_of(late, ranks[worst], of_one_rank(len(ranks), own, *ANY_CELL), facts, evidence)
 
 
@@ -300,10 +307,19 @@ def _of_more_work(
     on all ranks saves, its excess over their mean. Without: all of its excess, which mending a slower device
     saves, and no less than equal work would."""
     num, uneven = len(judged.ranks), _uneven_work(judged, late)
-    rank, part, occasions = judged.ranks[late.row], 1 - 1 / num, late.occasions
-    if uneven is None:
-        facts["least_part"] = part
-        return _finding_of(late, rank, of_one_rank(num, "compute", *ANY_CELL), facts, [evidence])
+    if uneven is not None:
+        return _of_shared_work(judged, parts, late, facts, [uneven])
+    facts["least_part"] = 1 - 1 / num
+    takes = of_one_rank(num, "compute", *ANY_CELL)
+    return _finding_of(late, judged.ranks[late.row], takes, facts, [evidence])
+
+
+def _of_shared_work(
+    judged: Run, parts: Parts, late: Lateness, facts: dict[str, object], evidence: list[str]
+) -> CauseFinding:
+    """Of a rank with more work: it does not vanish, and what equal work saves is its excess over the mean."""
+    num, occasions = len(judged.ranks), late.occasions
+    part = 1 - 1 / num
     if occasions is not None:
         occasions = replace(
             occasions,
@@ -311,13 +327,33 @@ def _of_more_work(
             usual_error_ms=part * occasions.usual_error_ms,
         )
     less = replace(late, ms=part * late.ms, occasions=occasions)
-    found = _finding_of(less, rank, {WAIT: 1.0}, facts, [uneven])
+    found = _finding_of(less, judged.ranks[late.row], {WAIT: 1.0}, facts, evidence)
     mine, others = _of_rank(parts.compute_ms, late)
     found.kind = "imbalance"
-    found.facts |= {"op": "kernels", "mine_ms": mine, "others_ms": others}
+    found.facts |= {"op": "batches" if _differ(judged) else "kernels", "mine_ms": mine, "others_ms": others}
     found.facts["at"] = judged.record and judged.record.work and judged.record.work.model_at
     found.facts["equal_ms"] = others + (mine - others) / num
     return found
+
+
+def _longer_passes(judged: Run, late: Lateness) -> str | None:
+    """By how much the passes of a late rank are longer where its optimizer is not: on a slower core both are.
+    None where both are, or nothing tells."""
+    names = (f"{PHASE}forward", f"{HOST}backward", f"{PHASE}optimizer")
+    if not set(names) <= judged.host_parts.keys():
+        return None
+    columns = [positive(judged.host_parts[name][:, judged.judged_steps]) for name in names]
+    (forward, backward, update) = (_of_rank(column, late) for column in columns)
+    passes, others_passes = forward[0] + backward[0], forward[1] + backward[1]
+    is_longer = all(mine > UNEQUAL * others > 0 for mine, others in (forward, backward))
+    # As long as the others' rather than longer by as much as the passes are.
+    if not is_longer or not 0 < update[0] < math.sqrt(passes / others_passes) * update[1]:
+        return None
+    return (
+        f"forward and backward take {passes / others_passes:.2g} times as long there, and the optimizer,"
+        f" which has as much to do on all, {update[0] / update[1]:.2g} times: it has more work, and no slower"
+        " core"
+    )
 
 
 def _uneven_work(judged: Run, late: Lateness) -> str | None:
@@ -394,7 +430,7 @@ class _OnCore:
     def sleeps(self) -> bool:
         return self.asleep_ms - self.others_asleep_ms > self.cpu_ms - self.others_cpu_ms
 
-    def text(self, late: Lateness) -> str:
+    def text(self, late: Lateness, why: str = "it has more work, or a slower core") -> str:
         when = late.when
         if self.sleeps:
             return (
@@ -403,7 +439,7 @@ class _OnCore:
             )
         return (
             f"its thread uses {quantity(self.cpu_ms, 'ms')} of CPU {when}, the others'"
-            f" {quantity(self.others_cpu_ms, 'ms')}: it has more work, or a slower core"
+            f" {quantity(self.others_cpu_ms, 'ms')}: {why}"
         )
 
 
@@ -662,7 +698,7 @@ def uneven_batches(run: Run, parts: Parts, exposed: Exposed) -> Iterator[CauseFi
     yield CauseFinding(
         "imbalance",
         loss,
-        takes=of_one_rank(len(run.ranks), "compute", "hidden", *ANY_CELL),
+        takes={WAIT: 1.0},
         facts={
             "op": "batches",
             "who": f"rank {run.ranks[worst]}" if is_one else IN_TURN,
