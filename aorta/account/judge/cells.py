@@ -267,7 +267,7 @@ def account_of(judged: Run) -> Account:
     if unknown.any():
         cells["not_measured"] = unknown
         reasons["compute"] = looked.not_measured.get("compute_ms", f"not given by source {looked.source}")
-    part = None if usual is None else _as_usual(cells, usual, looked.source)
+    part = None if usual is None else _as_usual(cells, usual, looked.source, _usual_ready_ms(judged, usual))
     if part is None:
         usual = None
     else:
@@ -395,11 +395,25 @@ def _late_by_recording(cells: dict[str, Floats], ms: float) -> None:
         cells["instrument"], cells["wait"] = own + more, cells["wait"] - more
 
 
-def _as_usual(cells: dict[str, Floats], usual: UsualStep, source: Source) -> float | None:
+def _usual_ready_ms(judged: Run, usual: UsualStep) -> float | None:
+    """READY of a usual step, which is known of every step, recorded or not; None where it is not."""
+    ready = judged.host_parts.get(READY) if judged.source == "host" else None
+    if ready is None:
+        return None
+    ready = ready[:, judged.judged_steps].mean(axis=0)
+    known = ready[np.isfinite(ready)]
+    usual_of = np.median if usual.statistic == "median" else np.mean
+    return float(usual_of(known)) if 2 * len(known) > len(ready) else None
+
+
+def _as_usual(
+    cells: dict[str, Floats], usual: UsualStep, source: Source, ready_ms: float | None
+) -> float | None:
     """Make the cells of recorded steps add up to the usual step; the part of each that is left, None where
-    the steps stay as they were. What recording costs goes where it is known to be. Of all else by which they
-    are longer nobody knows where it is: each cell gives in proportion, but for what kernel records say that
-    the device computes, which takes as long in every step. What they are shorter by is a cell of its own."""
+    the steps stay as they were. What recording costs goes where it is known to be, and what others have the
+    cores for is left as much as usual (ready_ms). Of all else by which they are longer nobody knows where it
+    is: each cell gives in proportion, but for what kernel records say that the device computes, which takes
+    as long in every step. What they are shorter by is a cell of its own."""
     kept = ("compute", "hidden") if source == "kernels" else ()
     kept_ms = sum(float(cells[name].mean()) for name in kept if name in cells)
     left = {name: ms for name, ms in cells.items() if name not in (*kept, "instrument")}
@@ -408,6 +422,11 @@ def _as_usual(cells: dict[str, Floats], usual: UsualStep, source: Source) -> flo
     if not left_ms > 0 or more_ms <= -left_ms:
         return None  # the device computed longer in recorded steps than a usual one takes
     cells.pop("instrument", None)
+    taken_ms = float(left["core_taken"].mean()) if "core_taken" in left else 0.0
+    less_ms = min(max(taken_ms - (taken_ms if ready_ms is None else ready_ms), 0.0), max(-more_ms, 0.0))
+    if less_ms > 0:
+        left["core_taken"] = left["core_taken"] * (1 - less_ms / taken_ms)
+        left_ms, more_ms = left_ms - less_ms, more_ms + less_ms
     if more_ms > 0:
         cells["unrecorded"] = np.full_like(next(iter(cells.values())), more_ms)
         return 1.0

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from aorta.account.judge.cells import account_of
 from aorta.account.judge.judged import judge
 from aorta.account.load.open import load_run
 from aorta.records.schema import HostUse
@@ -217,6 +218,21 @@ def test_a_loss_that_few_of_the_timed_steps_have_is_sure_by_the_length_of_all(tm
     low, high = first.interval_ms
     assert low < 7.2 < high < 2 * low
     assert first.ms == pytest.approx(72 * 2 / 23, rel=0.05)
+
+
+@pytest.mark.parametrize(("later_ms", "kinds"), [(30.0, ["core_taken"]), (3.0, [])])
+def test_cores_are_taken_as_much_as_in_all_steps_and_not_as_in_the_recorded_ones(tmp_path, later_ms, kinds):
+    """30 of 70 ms in the first 24 steps, whose times are taken; how long a thread waits for a core all steps
+    tell."""
+
+    def make(rank, step, noise):
+        taken_ms = 30.0 if step < 24 else later_ms
+        host = plain(noise, compute=38.0 + taken_ms)
+        return host, {"host_use": HostUse(38.0, taken_ms)} | ({} if step < 24 else UNTIMED)
+
+    judged = judge(load_run(run_of(tmp_path / "run", make, steps=200), "run"), 1)
+    assert [cause.kind for cause in causes(judged)] == kinds
+    assert account_of(judged).mean_ms("core_taken") == pytest.approx(later_ms, rel=0.02)
 
 
 @pytest.mark.parametrize(("taken_ms", "kinds"), [(0.0, ["late_rank"]), (30.0, ["core_taken"])])
