@@ -9,7 +9,7 @@ import pytest
 from aorta import processes as parallel_map
 from aorta.account.judge.judged import dataset, judge
 from aorta.account.judge.summary import summary
-from aorta.account.load import arrays, open
+from aorta.account.load import arrays, assemble, open
 from aorta.account.load.open import load_run
 from aorta.account.load.rank import reduce
 from aorta.errors import AortaError
@@ -118,7 +118,7 @@ def in_files(tmp_path, monkeypatch):
     folder = tmp_path / "scratch"
     folder.mkdir()
     monkeypatch.setenv("AORTA_CACHE_DIR", str(folder))
-    monkeypatch.setattr(open, "MOST_IN_MEMORY", 0)
+    monkeypatch.setattr(assemble, "MOST_IN_MEMORY", 0)
     return folder
 
 
