@@ -137,6 +137,8 @@ class Arrivals(msgspec.Struct, frozen=True):
     caused_ms: NDArray[np.float64]
     """Time that the rank cost each of the others: their mean wait, summed over the collectives in which it
     came last."""
+    exposed_ms: NDArray[np.float64]
+    """Waits of the rank that nothing hides; NaN where they are not known."""
     waits: dict[int, CallWaits]
     """Per rank."""
 

@@ -13,9 +13,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from aorta.timeline.matching import Ints, MatchedGroup, TimedCalls
+from aorta.timeline.matching import Floats, Ints, MatchedGroup, RankCalls
 
-Floats = NDArray[np.float64]
 SMALL_BYTES = 1 << 20
 """Largest size of a small collective."""
 SMALL_NS = 200_000
@@ -70,7 +69,7 @@ class _Candidates(NamedTuple):
 
 def clock_of(
     ranks: Sequence[int],
-    calls: Sequence[TimedCalls],
+    calls: Sequence[RankCalls],
     groups: Sequence[MatchedGroup],
     *,
     is_one: bool = False,
@@ -107,7 +106,7 @@ def clock_of(
     return clock
 
 
-def _candidates(group: MatchedGroup, calls: Sequence[TimedCalls]) -> _Candidates:
+def _candidates(group: MatchedGroup, calls: Sequence[RankCalls]) -> _Candidates:
     shortest = np.full(len(group.call), np.inf)
     for column, member in enumerate(group.rows):
         present = np.flatnonzero(group.call[:, column] >= 0)
@@ -217,7 +216,7 @@ def _components(present: NDArray[np.bool_]) -> list[int]:
     return [root(i) for i in range(len(parent))]
 
 
-def why_vague(clock: Clock, calls: Sequence[TimedCalls], groups: Sequence[MatchedGroup]) -> str | None:
+def why_vague(clock: Clock, calls: Sequence[RankCalls], groups: Sequence[MatchedGroup]) -> str | None:
     """Reason why waits are not judged: collectives end too far apart to tell who came when."""
     durations = [
         (calls[row].end_ns[places] - calls[row].start_ns[places]) / 1e6

@@ -5,35 +5,29 @@ tells (match_by_order, with sequences.py).
 """
 
 from collections import defaultdict
-from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Protocol
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from aorta.timeline.collective import POINT_TO_POINT, ROOTED, UNEVEN, GroupKey
-from aorta.timeline.intervals import EMPTY, Intervals
 from aorta.timeline.sequences import CallSequence, align_sequences
 
 Ints = NDArray[np.int64]
+Floats = NDArray[np.float64]
+CollectiveKey = tuple[str, int, str, int, str]
+"""op, bytes, dtype, num_ranks, stream. bytes is UNKNOWN_SIZE where sizes share a row, too; num_ranks is 0
+where it is not known."""
 UNKNOWN_SIZE = -1
 """Size of a collective where no call gives one."""
+UNKNOWN_END = -1
+"""end_ns of a collective whose times were not measured."""
 UNKNOWN_OP = "unknown"
 MAX_NAMED = 4
 """Ranks that a note names."""
 NO_KEY = GroupKey(None, None)
 """Key of calls whose group nothing tells."""
-
-
-class TimedCalls(Protocol):
-    """The collectives of one rank, with times on the rank's own clock."""
-
-    @property
-    def start_ns(self) -> Ints: ...
-
-    @property
-    def end_ns(self) -> Ints: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,47 +47,68 @@ class MatchedGroup:
     """[collective]: the largest size that a member gives, UNKNOWN_SIZE where none does."""
 
 
-@dataclass(frozen=True, slots=True)
-class NumberedCalls:
-    """The collectives of one rank. A kind is an operation with a size."""
-
-    groups: Sequence[GroupKey]
-    group: NDArray[np.int32]
-    """Place of each call's group in groups."""
-    seq: Ints
-    """Number of each call in its group."""
-    ops: Sequence[str]
-    """Operation of each kind."""
-    sizes: Ints
-    """Bytes of each kind, UNKNOWN_SIZE where they are not known."""
-    kind: NDArray[np.int32]
-    """Place of each call's kind in ops and sizes."""
-    can_wait: NDArray[np.bool_]
-    """Calls to match: timed, between ranks, neither point to point nor rooted."""
-    start_ns: Ints
-    end_ns: Ints
-
-
 @dataclass(slots=True)
 class RankCalls:
-    """The collectives of one rank, in order of their starts."""
+    """The collectives of one rank, of records in order of the file, of a trace in order of their starts."""
 
-    rank: int
-    op: list[str]
-    group: list[GroupKey]
-    size_bytes: list[int | None]
+    kinds: list[CollectiveKey]
+    groups: list[GroupKey]
+    row: NDArray[np.int32]
+    """Of the step that issued each; -1 where it is none of those that are known."""
+    kind: NDArray[np.int32]
+    group: NDArray[np.int32]
+    seq: Ints
+    """Number of each in its group; 0 of a trace, which does not tell."""
     start_ns: Ints
     """Starts on the rank's own clock, as end_ns."""
     end_ns: Ints
-    exposed: Intervals = field(default_factory=lambda: EMPTY)
-    """Communication without compute, normalised, in ms from origin_ns."""
-    origin_ns: int = 0
+    lead_ms: Floats
+    """By how much the host had launched it before it began; NaN where that is not known."""
+    exposed_ns: Ints
+    """[n, 2]: communication without compute."""
 
     def __len__(self) -> int:
-        return len(self.op)
+        return len(self.start_ns)
+
+    def of_kinds(self, is_of: Callable[[CollectiveKey], bool]) -> NDArray[np.bool_]:
+        """Mask of the calls whose kind is one of those."""
+        mask: NDArray[np.bool_] = np.array([is_of(kind) for kind in self.kinds], dtype=bool)[self.kind]
+        return mask
+
+    def op_of(self, call: int) -> str:
+        return self.kinds[int(self.kind[call])][0]
+
+    def bytes_of(self, call: int) -> int | None:
+        size = self.kinds[int(self.kind[call])][1]
+        return None if size == UNKNOWN_SIZE else size
+
+    def group_of(self, call: int) -> GroupKey:
+        return self.groups[int(self.group[call])]
+
+    def placed(self, place: NDArray[np.int32]) -> "RankCalls":
+        """The calls with the rows' new places, -1 of those that are left out."""
+        return replace(self, row=np.append(place, np.int32(-1))[self.row])
+
+    def moved(self, place: NDArray[np.int32]) -> "RankCalls":
+        """The same without the calls of rows that are left out."""
+        placed = self.placed(place)
+        names = ("row", "kind", "group", "seq", "start_ns", "end_ns", "lead_ms")
+        is_kept = placed.row >= 0
+        return replace(placed, **{name: getattr(placed, name)[is_kept] for name in names})
+
+    @property
+    def duration_ms(self) -> Floats:
+        """NaN where it was not measured."""
+        return np.where(self.end_ns == UNKNOWN_END, np.nan, (self.end_ns - self.start_ns) / 1e6)
 
 
-def match_by_number(ranks: Sequence[int], calls: Sequence[NumberedCalls]) -> list[MatchedGroup]:
+def can_wait(calls: RankCalls) -> NDArray[np.bool_]:
+    """Mask of calls that are matched by number: timed, between ranks, neither point to point nor rooted."""
+    is_timed: NDArray[np.bool_] = calls.end_ns != UNKNOWN_END
+    return calls.of_kinds(lambda kind: kind[0] not in POINT_TO_POINT | ROOTED and kind[3] > 1) & is_timed
+
+
+def match_by_number(ranks: Sequence[int], calls: Sequence[RankCalls]) -> list[MatchedGroup]:
     """Groups of which all ranks are given, with the collectives that every member has."""
     place = {rank: row for row, rank in enumerate(ranks)}
     matched = []
@@ -112,13 +127,25 @@ def match_by_number(ranks: Sequence[int], calls: Sequence[NumberedCalls]) -> lis
                 call=index.astype(np.int32),
                 is_whole=True,
                 is_rooted=np.zeros(len(index), dtype=bool),
-                size_bytes=first.sizes[first.kind[index[:, 0]]],
+                size_bytes=_sizes(first)[index[:, 0]],
             )
         )
     return matched
 
 
-def _common_calls(key: GroupKey, members: Sequence[NumberedCalls]) -> Ints:
+def _sizes(calls: RankCalls) -> Ints:
+    sizes: Ints = np.array([kind[1] for kind in calls.kinds], dtype=np.int64)[calls.kind]
+    return sizes
+
+
+def _op_codes(calls: RankCalls, codes: dict[str, int]) -> Ints:
+    """The operation of each call as a number that the ranks share; -1 where it is not known."""
+    of_kind = [-1 if op == UNKNOWN_OP else codes.setdefault(op, len(codes)) for op, *_ in calls.kinds]
+    of_calls: Ints = np.array(of_kind, dtype=np.int64)[calls.kind]
+    return of_calls
+
+
+def _common_calls(key: GroupKey, members: Sequence[RankCalls]) -> Ints:
     """[collective, member]: calls of the same number and operation on every member."""
     numbered = [_calls_of_group(calls, key) for calls in members]
     common = numbered[0][0]
@@ -127,38 +154,30 @@ def _common_calls(key: GroupKey, members: Sequence[NumberedCalls]) -> Ints:
     if len(common) == 0:
         return np.zeros((0, len(members)), dtype=np.int64)
     index = np.stack([places[np.searchsorted(seq, common)] for seq, places in numbered], axis=1)
-    return index[_is_same_op(members, index)]
+    codes: dict[str, int] = {}
+    ops = np.stack([_op_codes(calls, codes)[index[:, i]] for i, calls in enumerate(members)], axis=1)
+    common_calls: Ints = index[np.ptp(ops, axis=1) == 0]
+    return common_calls
 
 
-def _calls_of_group(calls: NumberedCalls, key: GroupKey) -> tuple[Ints, Ints]:
+def _calls_of_group(calls: RankCalls, key: GroupKey) -> tuple[Ints, Ints]:
     """Numbers in increasing order, and the place of the call of each."""
     if key not in calls.groups:
         return np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64)
-    places = np.flatnonzero((calls.group == calls.groups.index(key)) & calls.can_wait)
+    places = np.flatnonzero((calls.group == calls.groups.index(key)) & can_wait(calls))
     seq, first = np.unique(calls.seq[places], return_index=True)
     return seq, places[first]
 
 
-def _is_same_op(members: Sequence[NumberedCalls], index: Ints) -> NDArray[np.bool_]:
-    """Mask of collectives for which every member's call has the same operation."""
-    codes: dict[str, int] = {}
-    ops = []
-    for column, calls in enumerate(members):
-        code_of_kind = np.array([codes.setdefault(op, len(codes)) for op in calls.ops])
-        ops.append(code_of_kind[calls.kind[index[:, column]]])
-    is_same: NDArray[np.bool_] = np.ptp(np.stack(ops, axis=1), axis=1) == 0
-    return is_same
-
-
 def match_by_order(
-    calls: Sequence[RankCalls], notes: list[str], *, are_all: bool = True
+    ranks: Sequence[int], calls: Sequence[RankCalls], notes: list[str], *, are_all: bool = True
 ) -> list[MatchedGroup]:
     """Groups of which at least two ranks are given. Ranks that fit in several ways are added to notes.
 
     are_all: there are no other ranks. Where there are, calls whose group names no ranks may be of different
     groups: they are not matched."""
     return [
-        _match_group(key, rows, members, calls, notes)
+        _match_group(key, rows, members, ranks, calls, notes)
         for key, (rows, members) in sorted(_by_group(calls).items(), key=_order)
         if are_all or key.ranks is not None
     ]
@@ -171,41 +190,31 @@ _Members = dict[GroupKey, tuple[list[int], list[Ints]]]
 def _by_group(calls: Sequence[RankCalls]) -> _Members:
     """Calls of every group of which at least two ranks are given."""
     named_keys = {
-        key for rank_calls in calls for key in _keys(rank_calls) if key != NO_KEY and _size(key) != 1
+        key for rank_calls in calls for key in rank_calls.groups if key != NO_KEY and _size(key) != 1
     }
     # Calls without metadata belong to the only named group, if there is just one.
     default = next(iter(named_keys)) if len(named_keys) == 1 else NO_KEY
     groups: _Members = {}
     for row, rank_calls in enumerate(calls):
-        indices: dict[int, list[int]] = defaultdict(list)
-        for i in np.flatnonzero(between_ranks(rank_calls)).tolist():
-            indices[id(rank_calls.group[i])].append(i)
-        places_by_key: dict[GroupKey, list[int]] = defaultdict(list)
-        for places in indices.values():
-            key = rank_calls.group[places[0]]
-            places_by_key[default if key == NO_KEY else key] += places
-        for key, places in places_by_key.items():
+        is_between = between_ranks(rank_calls)
+        places_by_key: dict[GroupKey, list[Ints]] = defaultdict(list)
+        for place, key in enumerate(rank_calls.groups):
+            places = np.flatnonzero(is_between & (rank_calls.group == place))
+            if len(places):
+                places_by_key[default if key == NO_KEY else key].append(places)
+        for key, parts in places_by_key.items():
             rows, members = groups.setdefault(key, ([], []))
             rows.append(row)
-            members.append(np.array(sorted(places), dtype=np.int64))
+            members.append(np.sort(np.concatenate(parts)))
     return {key: group for key, group in groups.items() if len(group[0]) > 1}
-
-
-def _keys(calls: RankCalls) -> list[GroupKey]:
-    """Distinct groups of the calls, by identity: comparing keys of a thousand ranks takes long."""
-    return list({id(key): key for key in calls.group}.values())
 
 
 def between_ranks(calls: RankCalls) -> NDArray[np.bool_]:
     """Mask of collectives in which several ranks take part; no point to point."""
-    alone = {id(key) for key in _keys(calls) if _size(key) == 1}
-    return np.array(
-        [
-            op not in POINT_TO_POINT and id(key) not in alone
-            for op, key in zip(calls.op, calls.group, strict=True)
-        ],
-        dtype=bool,
-    )
+    is_shared: NDArray[np.bool_] = np.array([_size(key) != 1 for key in calls.groups], dtype=bool)[
+        calls.group
+    ]
+    return calls.of_kinds(lambda kind: kind[0] not in POINT_TO_POINT) & is_shared
 
 
 def _size(key: GroupKey) -> int | None:
@@ -217,7 +226,12 @@ def _order(item: tuple[GroupKey, object]) -> tuple[tuple[int, ...], str]:
 
 
 def _match_group(
-    key: GroupKey, rows: list[int], members: list[Ints], calls: Sequence[RankCalls], notes: list[str]
+    key: GroupKey,
+    rows: list[int],
+    members: list[Ints],
+    ranks: Sequence[int],
+    calls: Sequence[RankCalls],
+    notes: list[str],
 ) -> MatchedGroup:
     """Calls of a group, aligned with those of the member that has most."""
     ops: dict[str, int] = {}
@@ -232,14 +246,14 @@ def _match_group(
         alignment = align_sequences(sequences[longest], sequence)
         call[alignment.index_a, column] = places[alignment.index_b]
         if alignment.is_open:
-            open_ranks.append(calls[rows[column]].rank)
+            open_ranks.append(ranks[rows[column]])
     if open_ranks:
         notes.append(
             f"rank{'s' if len(open_ranks) > 1 else ''} {', '.join(map(str, open_ranks[:MAX_NAMED]))}"
             f"{', ...' if len(open_ranks) > MAX_NAMED else ''}: collectives align with those of rank"
-            f" {calls[rows[longest]].rank} in more than one way: left unmatched"
+            f" {ranks[rows[longest]]} in more than one way: left unmatched"
         )
-    present = {calls[row].rank for row in rows}
+    present = {ranks[row] for row in rows}
     is_whole = key.ranks is None or set(key.ranks) <= present
     is_rooted, size_bytes = _kinds(call, rows, calls)
     return MatchedGroup(key, tuple(rows), call, is_whole, is_rooted, size_bytes)
@@ -253,21 +267,17 @@ def _kinds(
     for column, row in enumerate(rows):
         present = np.flatnonzero(call[:, column] >= 0)
         places = call[present, column]
-        size = np.array([UNKNOWN_SIZE if s is None else s for s in calls[row].size_bytes], dtype=np.int64)
-        largest[present] = np.maximum(largest[present], size[places])
-        is_rooted[present] |= np.array([op in ROOTED for op in calls[row].op], dtype=bool)[places]
+        largest[present] = np.maximum(largest[present], _sizes(calls[row])[places])
+        is_rooted[present] |= calls[row].of_kinds(lambda kind: kind[0] in ROOTED)[places]
     return is_rooted, largest
 
 
 def _sequence(calls: RankCalls, places: Ints, ops: dict[str, int]) -> CallSequence:
     """Calls of a rank as a sequence. ops: numbers of operations, shared by all ranks."""
-    op = [calls.op[i] for i in places.tolist()]
-    size = [calls.size_bytes[i] for i in places.tolist()]
+    is_uneven = calls.of_kinds(lambda kind: kind[0] in UNEVEN)
     return CallSequence(
-        op=np.array([-1 if o == UNKNOWN_OP else ops.setdefault(o, len(ops)) for o in op], dtype=np.int64),
-        size=np.array(
-            [-1 if s is None or o in UNEVEN else s for o, s in zip(op, size, strict=True)], dtype=np.int64
-        ),
+        op=_op_codes(calls, ops)[places],
+        size=np.where(is_uneven, UNKNOWN_SIZE, _sizes(calls))[places],
         end_ns=calls.end_ns[places],
-        is_loose=np.array([o in ROOTED for o in op], dtype=bool),
+        is_loose=calls.of_kinds(lambda kind: kind[0] in ROOTED)[places],
     )

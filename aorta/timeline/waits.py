@@ -1,27 +1,34 @@
 """Splits matched collectives into waiting and transfer, and finds who was late.
 
 A collective that all members of its group have is wait until its last rank arrives, and transfer after
-that. The late rank is blamed, not its victims. match_ranks does it for traces; aorta.account.load.waits
-uses the parts for records.
+that. The late rank is blamed, not its victims. Records number their collectives; of a trace the order tells.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
-from aorta.timeline.common_clock import Clock, clock_of
+from aorta.timeline.common_clock import Clock, clock_of, why_vague
 from aorta.timeline.intervals import (
     Intervals,
     intersect_normalised,
+    length_within,
     pairs,
     subtract_normalised,
     union,
 )
-from aorta.timeline.matching import Ints, MatchedGroup, RankCalls, TimedCalls, between_ranks, match_by_order
+from aorta.timeline.matching import (
+    Floats,
+    Ints,
+    MatchedGroup,
+    RankCalls,
+    between_ranks,
+    can_wait,
+    match_by_number,
+    match_by_order,
+)
 
-Floats = NDArray[np.float64]
 NOBODY = -1
 """In place of the late rank: nobody can be blamed."""
 
@@ -41,13 +48,13 @@ class Waits:
 
 @dataclass(frozen=True, slots=True)
 class RankView:
-    """All ranks side by side."""
+    """All ranks side by side; what is of each rank stands in the order of ranks."""
 
     ranks: tuple[int, ...]
+    calls: Sequence[RankCalls]
     clock: Clock
     groups: list[MatchedGroup]
     waits: list[Waits]
-    """Waits of each rank, in the order of ranks."""
     num_matched: list[int]
     """Collectives of each rank that were matched with those of all other members."""
     num_left: list[int]
@@ -55,43 +62,47 @@ class RankView:
     notes: list[str]
 
 
-def match_ranks(calls: Sequence[RankCalls], *, are_all: bool = True) -> RankView:
-    """Collectives of these ranks, matched, on one clock, split into wait and transfer.
+def match_ranks(ranks: Sequence[int], calls: Sequence[RankCalls], *, are_all: bool = True) -> RankView:
+    """Collectives of these ranks, matched by their order, on one clock, split into wait and transfer.
 
     are_all: there are no other ranks: a group which names none has these."""
     notes: list[str] = []
-    is_matched = [np.zeros(len(rank_calls), dtype=bool) for rank_calls in calls]
-    groups = match_by_order(calls, notes, are_all=are_all)
-    ranks = [rank_calls.rank for rank_calls in calls]
+    groups = match_by_order(ranks, calls, notes, are_all=are_all)
     clock = clock_of(ranks, calls, groups)
+    partial = [group for group in groups if not group.is_whole]
+    if partial:
+        notes.append(f"{len(partial)} of {len(groups)} groups have ranks that were not given: no waits there")
     waits = split_waits(ranks, calls, groups, clock)
+    is_matched = [np.zeros(len(rank_calls), dtype=bool) for rank_calls in calls]
     for group in groups:
         complete = group.call[(group.call >= 0).all(axis=1)]
         for column, row in enumerate(group.rows):
             is_matched[row][complete[:, column]] = True
-    partial = [group for group in groups if not group.is_whole]
-    if partial:
-        notes.append(f"{len(partial)} of {len(groups)} groups have ranks that were not given: no waits there")
-    between = [between_ranks(own_calls) for own_calls in calls]
     num_matched = [int(mask.sum()) for mask in is_matched]
-    return RankView(
-        ranks=tuple(own_calls.rank for own_calls in calls),
-        clock=clock,
-        groups=groups,
-        waits=waits,
-        num_matched=num_matched,
-        num_left=[int(mask.sum()) - num for mask, num in zip(between, num_matched, strict=True)],
-        notes=[*clock.notes, *notes],
-    )
+    num_between = [int(between_ranks(rank_calls).sum()) for rank_calls in calls]
+    left = [all_of - num for all_of, num in zip(num_between, num_matched, strict=True)]
+    return RankView(tuple(ranks), calls, clock, groups, waits, num_matched, left, [*clock.notes, *notes])
+
+
+def match_numbered(ranks: Sequence[int], calls: Sequence[RankCalls], *, is_one_clock: bool) -> RankView:
+    """The same by their numbers. is_one_clock: the ranks have one."""
+    groups = match_by_number(ranks, calls)
+    clock = clock_of(ranks, calls, groups, is_one=is_one_clock)
+    vague = why_vague(clock, calls, groups)
+    waits = split_waits(ranks, calls, groups if vague is None else (), clock)
+    num_matched = [int((~np.isnan(rank_waits.wait_ms)).sum()) for rank_waits in waits]
+    left = [int(can_wait(of).sum()) - num for of, num in zip(calls, num_matched, strict=True)]
+    if vague is not None:  # which says it of all of them
+        return RankView(tuple(ranks), calls, clock, groups, waits, num_matched, [0] * len(calls), [vague])
+    return RankView(tuple(ranks), calls, clock, groups, waits, num_matched, left, [*clock.notes])
 
 
 def split_waits(
-    ranks: Sequence[int], calls: Sequence[TimedCalls], groups: Sequence[MatchedGroup], clock: Clock
+    ranks: Sequence[int], calls: Sequence[RankCalls], groups: Sequence[MatchedGroup], clock: Clock
 ) -> list[Waits]:
     """Waits of each rank's calls, for groups of which all ranks were given."""
     waits = [
-        Waits(np.full(num, np.nan), np.full(num, np.nan), np.full(num, NOBODY))
-        for num in (len(rank_calls.start_ns) for rank_calls in calls)
+        Waits(np.full(num, np.nan), np.full(num, np.nan), np.full(num, NOBODY)) for num in map(len, calls)
     ]
     for group in groups:
         if group.is_whole:
@@ -102,7 +113,7 @@ def split_waits(
 def _split_group(
     group: MatchedGroup,
     ranks: Sequence[int],
-    calls: Sequence[TimedCalls],
+    calls: Sequence[RankCalls],
     clock: Clock,
     waits: Sequence[Waits],
 ) -> None:
@@ -134,3 +145,15 @@ def exposed_waiting(start: Floats, arrived: Floats, end: Floats, exposed: Interv
     """
     waiting = subtract_normalised(union(pairs(start, arrived)), union(pairs(arrived, end)))
     return intersect_normalised(exposed, waiting)
+
+
+def exposed_wait_ms(calls: RankCalls, waits: Waits, window_ns: Ints | Floats) -> Floats:
+    """The same of one rank in ms, per window [step, 2]."""
+    is_matched = ~np.isnan(waits.wait_ms)
+    if len(calls.exposed_ns) == 0 or not is_matched.any() or len(window_ns) == 0:
+        return np.zeros(len(window_ns))
+    origin = int(calls.exposed_ns.min())
+    start, end = ((ns[is_matched] - origin) / 1e6 for ns in (calls.start_ns, calls.end_ns))
+    exposed = union((calls.exposed_ns - origin) / 1e6)
+    waiting = exposed_waiting(start, start + waits.wait_ms[is_matched], end, exposed)
+    return length_within(waiting, *((window_ns - origin) / 1e6).T)

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from aorta.records.schema import HostKind, HostSpan
 from aorta.timeline.collective import GroupKey
 from aorta.timeline.intervals import subtract, union
-from aorta.timeline.matching import RankCalls
+from aorta.timeline.matching import UNKNOWN_SIZE, CollectiveKey, RankCalls
 from aorta.timeline.types import Kind, Source, Timeline
 
 NS_PER_MS = 1_000_000
@@ -131,26 +131,42 @@ class RankTrace:
 
 
 def rank_calls(trace: RankTrace) -> RankCalls:
-    """Collectives of a trace in the form that aorta.timeline matches across ranks."""
+    """Collectives of a trace in the form that aorta.timeline matches across ranks. Rows are the steps in
+    order; where there are none, the whole window is one."""
     line = trace.timeline
-    collectives = trace.collectives
-    keys: dict[tuple[tuple[int, ...] | None, str | None], GroupKey] = {}
-    for call in collectives:
+    computes = {line.streams[i] for i in line.compute_streams}
+    kinds: dict[CollectiveKey, int] = {}
+    groups: dict[GroupKey, int] = {}
+    row_of_step = {step: row for row, step in enumerate(sorted(of.step or 0 for of in trace.steps))}
+    columns = []
+    for call in trace.collectives:
         ranks = None if call.ranks is None else tuple(call.ranks)
-        keys.setdefault((ranks, call.group), GroupKey(ranks, call.group))
-    start_ms = np.array([call.start_ms for call in collectives])
-    end_ms = np.array([call.end_ms for call in collectives])
+        size = UNKNOWN_SIZE if call.bytes is None else call.bytes
+        stream = "compute" if call.stream in computes else "group"
+        kind = (call.op, size, call.dtype or "", len(ranks or ()), stream)
+        group = groups.setdefault(GroupKey(ranks, call.group), len(groups))
+        row = row_of_step.get(-1 if call.step is None else call.step, -1) if trace.steps else 0
+        columns.append((row, kinds.setdefault(kind, len(kinds)), group))
+    rows, kind_of, group_of = np.array(columns, dtype=np.int32).reshape(-1, 3).T
+    start_ms = np.array([call.start_ms for call in trace.collectives])
+    end_ms = np.array([call.end_ms for call in trace.collectives])
+    exposed = subtract(
+        union(line.intervals(line.kind == Kind.COMM)), union(line.intervals(line.kind == Kind.COMPUTE))
+    )
+    start_ns, end_ns, exposed_ns = (
+        line.origin_unix_ns + np.rint(ms * NS_PER_MS).astype(np.int64) for ms in (start_ms, end_ms, exposed)
+    )
     return RankCalls(
-        rank=trace.rank,
-        op=[call.op for call in collectives],
-        group=[keys[None if call.ranks is None else tuple(call.ranks), call.group] for call in collectives],
-        size_bytes=[call.bytes for call in collectives],
-        start_ns=line.origin_unix_ns + np.rint(start_ms * NS_PER_MS).astype(np.int64),
-        end_ns=line.origin_unix_ns + np.rint(end_ms * NS_PER_MS).astype(np.int64),
-        exposed=subtract(
-            union(line.intervals(line.kind == Kind.COMM)), union(line.intervals(line.kind == Kind.COMPUTE))
-        ),
-        origin_ns=line.origin_unix_ns,
+        kinds=list(kinds),
+        groups=list(groups),
+        row=rows,
+        kind=kind_of,
+        group=group_of,
+        seq=np.zeros(len(columns), dtype=np.int64),
+        start_ns=start_ns,
+        end_ns=end_ns,
+        lead_ms=np.full(len(columns), np.nan),
+        exposed_ns=exposed_ns,
     )
 
 

@@ -5,8 +5,8 @@ import pytest
 
 from aorta.timeline.collective import GroupKey
 from aorta.timeline.common_clock import FEW_SMALL, clock_of
-from aorta.timeline.matching import NumberedCalls, RankCalls, match_by_number
-from aorta.timeline.waits import NOBODY, match_ranks, split_waits
+from aorta.timeline.matching import RankCalls, match_by_number
+from aorta.timeline.waits import NOBODY, match_numbered, match_ranks
 
 WORLD = GroupKey((0, 1), "0")
 MS = 1_000_000
@@ -14,16 +14,18 @@ MS = 1_000_000
 
 def numbered(starts_ms, ends_ms, seq=None, ops=("all_reduce",), size=4, key=WORLD):
     num = len(starts_ms)
-    return NumberedCalls(
+    nothing = np.zeros(num, dtype=np.int32)
+    return RankCalls(
+        kinds=[(op, size, "", 2, "") for op in ops],
         groups=[key],
-        group=np.zeros(num, dtype=np.int32),
+        row=nothing,
+        kind=nothing,
+        group=nothing,
         seq=np.arange(num) if seq is None else np.array(seq),
-        ops=list(ops),
-        sizes=np.full(len(ops), size),
-        kind=np.zeros(num, dtype=np.int32),
-        can_wait=np.ones(num, dtype=bool),
         start_ns=(np.array(starts_ms) * MS).astype(np.int64),
         end_ns=(np.array(ends_ms) * MS).astype(np.int64),
+        lead_ms=nothing * np.nan,
+        exposed_ns=np.zeros((0, 2), dtype=np.int64),
     )
 
 
@@ -48,19 +50,13 @@ def test_matched_by_number_or_by_order_the_waits_are_the_same() -> None:
     """Rank 1 comes 2 ms late to every collective; its clock is 7 ms ahead."""
     starts = [np.arange(0, 100, 10.0), np.arange(0, 100, 10.0) + 9]
     ends = [np.arange(0, 100, 10.0) + 5, np.arange(0, 100, 10.0) + 12]
-    by_number = [numbered(start, end) for start, end in zip(starts, ends, strict=True)]
-    groups = match_by_number([0, 1], by_number)
-    clock = clock_of([0, 1], by_number, groups)
-    waits = split_waits([0, 1], by_number, groups, clock)
-    by_order = [
-        RankCalls(rank, ["all_reduce"] * 10, [WORLD] * 10, [4] * 10, calls.start_ns, calls.end_ns)
-        for rank, calls in enumerate(by_number)
-    ]
-    view = match_ranks(by_order)
-    assert clock.offset_ns == pytest.approx(view.clock.offset_ns)
-    for one_way, other_way in zip(waits, view.waits, strict=True):
+    calls = [numbered(start, end) for start, end in zip(starts, ends, strict=True)]
+    by_number, by_order = match_numbered([0, 1], calls, is_one_clock=False), match_ranks([0, 1], calls)
+    assert by_number.clock.offset_ns == pytest.approx(by_order.clock.offset_ns)
+    for one_way, other_way in zip(by_number.waits, by_order.waits, strict=True):
         assert one_way.wait_ms == pytest.approx(other_way.wait_ms)
         assert one_way.late_rank.tolist() == other_way.late_rank.tolist()
+    waits = by_number.waits
     assert waits[0].wait_ms == pytest.approx(np.full(10, 2.0))
     assert waits[0].late_rank.tolist() == [1] * 10
     assert NOBODY not in waits[0].late_rank

@@ -5,40 +5,49 @@ import pytest
 
 from aorta.timeline.collective import GroupKey
 from aorta.timeline.common_clock import align
-from aorta.timeline.intervals import EMPTY, intervals, length_ms
-from aorta.timeline.matching import RankCalls
-from aorta.timeline.waits import NOBODY, exposed_waiting, match_ranks
+from aorta.timeline.intervals import EMPTY, intervals
+from aorta.timeline.matching import UNKNOWN_SIZE, RankCalls
+from aorta.timeline.waits import NOBODY, exposed_wait_ms, match_ranks
 
 MS = 1_000_000
 WORLD = GroupKey((0, 1), "0")
 
 
-def calls(rank, *rows, group=WORLD, exposed=EMPTY, offset_ns=0):
+def calls(*rows, group=WORLD, exposed=EMPTY, offset_ns=0):
     """rows of op, bytes, start and end in ms."""
     ops, sizes, starts, ends = zip(*rows, strict=True)
+    nothing = np.zeros(len(rows), dtype=np.int64)
     return RankCalls(
-        rank=rank,
-        op=list(ops),
-        group=[group] * len(rows),
-        size_bytes=list(sizes),
+        kinds=[
+            (op, UNKNOWN_SIZE if size is None else size, "", 2, "")
+            for op, size in zip(ops, sizes, strict=True)
+        ],
+        groups=[group],
+        row=nothing,
+        kind=np.arange(len(rows)),
+        group=nothing,
+        seq=nothing,
         start_ns=np.array([round(t * MS) + offset_ns for t in starts]),
         end_ns=np.array([round(t * MS) + offset_ns for t in ends]),
-        exposed=exposed,
-        origin_ns=offset_ns,
+        lead_ms=nothing * np.nan,
+        exposed_ns=np.rint(exposed * MS).astype(np.int64) + offset_ns,
     )
+
+
+def match(*of_ranks):
+    return match_ranks(range(len(of_ranks)), of_ranks)
 
 
 def waiting_ms(one, waits):
     """Exposed time of a rank in which nothing moves."""
-    start, end = (one.start_ns - one.origin_ns) / MS, (one.end_ns - one.origin_ns) / MS
-    return length_ms(exposed_waiting(start, start + waits.wait_ms, end, one.exposed))
+    return exposed_wait_ms(one, waits, np.array([[one.start_ns.min(), one.end_ns.max()]]))[0]
 
 
 def test_wait_lasts_until_the_last_rank_arrives_and_it_is_to_blame():
     """Rank 1 comes 3 ms late; 2 ms of transfer remain for both."""
-    early = calls(0, ("all_reduce", 4, 0, 5), exposed=intervals([(0, 5)]))
-    late = calls(1, ("all_reduce", 4, 3, 5), exposed=intervals([(3, 5)]))
-    view = match_ranks([early, late])
+    early = calls(("all_reduce", 4, 0, 5), exposed=intervals([(0, 5)]))
+    late = calls(("all_reduce", 4, 3, 5), exposed=intervals([(3, 5)]))
+    view = match(early, late)
     assert view.waits[0].wait_ms.tolist() == [3.0]
     assert view.waits[0].transfer_ms.tolist() == [2.0]
     assert view.waits[1].wait_ms.tolist() == [0.0]
@@ -48,9 +57,9 @@ def test_wait_lasts_until_the_last_rank_arrives_and_it_is_to_blame():
 
 
 def test_of_two_collectives_at_once_transfer_comes_first():
-    one = calls(0, ("all_reduce", 4, 0, 6), ("all_gather", 8, 2, 10), exposed=intervals([(0, 12)]))
-    other = calls(1, ("all_reduce", 4, 4, 6), ("all_gather", 8, 9, 10), exposed=EMPTY)
-    view = match_ranks([one, other])
+    one = calls(("all_reduce", 4, 0, 6), ("all_gather", 8, 2, 10), exposed=intervals([(0, 12)]))
+    other = calls(("all_reduce", 4, 4, 6), ("all_gather", 8, 9, 10), exposed=EMPTY)
+    view = match(one, other)
     # Transfer 4-6 and 9-10; waits 0-4 and 2-9 for rank 1; 10-12 belongs to no collective.
     assert waiting_ms(one, view.waits[0]) == 9.0 - 2.0
 
@@ -81,7 +90,7 @@ def sequence(num, seed=0, period=5):
 @pytest.mark.parametrize("offset_ns", [0, 3_600_000_000_000])
 def test_sequences_that_start_apart(a, b, offset_ns):
     rows = sequence(100)
-    view = match_ranks([calls(0, *rows[a]), calls(1, *rows[b], offset_ns=offset_ns)])
+    view = match(calls(*rows[a]), calls(*rows[b], offset_ns=offset_ns))
     (group,) = view.groups
     first, second = range(*a.indices(100)), range(*b.indices(100))
     pairs = {(first[i], second[j]) for i, j in group.call.tolist() if i >= 0 and j >= 0}
@@ -91,7 +100,7 @@ def test_sequences_that_start_apart(a, b, offset_ns):
 def test_holes_are_left_out_and_the_rest_is_matched():
     rows = [("all_gather", 8, t, t + 0.5) for t in np.cumsum([1.5] * 50)]
     with_holes = [row for i, row in enumerate(rows) if i not in (10, 30, 31)]
-    view = match_ranks([calls(0, *rows), calls(1, *with_holes)])
+    view = match(calls(*rows), calls(*with_holes))
     call = view.groups[0].call
     assert np.flatnonzero(call[:, 1] < 0).tolist() == [10, 30, 31]
     assert view.num_matched == [47, 47]
@@ -101,7 +110,7 @@ def test_holes_are_left_out_and_the_rest_is_matched():
 def test_where_the_step_is_open_nothing_is_said_of_waits_and_clocks():
     """Steps exactly alike, one less on rank 1, and its clock is an hour ahead."""
     rows = [(op, 4, 10 * s + t, 10 * s + t + 1) for s in range(5) for t, op in enumerate(("ag", "ag", "rs"))]
-    view = match_ranks([calls(0, *rows), calls(1, *rows[3:], offset_ns=3_600_000 * MS)])
+    view = match(calls(*rows), calls(*rows[3:], offset_ns=3_600_000 * MS))
     assert view.num_matched == [0, 0]
     assert np.isnan(view.waits[0].wait_ms).all()
     assert not view.clock.offset_ns.any()
@@ -111,35 +120,35 @@ def test_where_the_step_is_open_nothing_is_said_of_waits_and_clocks():
 
 def test_what_is_unknown_equals_everything():
     """AMD's kernel names tell no operation, and the first kernels of a trace have no metadata."""
-    named = calls(0, ("all_reduce", 4, 0, 1), ("all_gather", 8, 2, 3))
-    unnamed = calls(1, ("unknown", None, 0, 1), ("all_gather", 8, 2, 3))
-    unnamed.group[0] = GroupKey(None, None)
-    assert match_ranks([named, unnamed]).num_matched == [2, 2]
+    named = calls(("all_reduce", 4, 0, 1), ("all_gather", 8, 2, 3))
+    unnamed = calls(("unknown", None, 0, 1), ("all_gather", 8, 2, 3))
+    unnamed.groups, unnamed.group[1] = [GroupKey(None, None), WORLD], 1
+    assert match(named, unnamed).num_matched == [2, 2]
 
 
 def test_groups_are_kept_apart():
     """Two pairs of ranks reduce at the same time; rank 1 and rank 3 are late in theirs."""
     pairs = {0: (0, 1), 1: (0, 1), 2: (2, 3), 3: (2, 3)}
     rows = [("all_reduce", 4, 2.0 if rank % 2 else 1.0, 3.0) for rank in range(4)]
-    view = match_ranks([calls(r, rows[r], group=GroupKey(pairs[r], str(pairs[r][0]))) for r in range(4)])
+    view = match(*(calls(rows[r], group=GroupKey(pairs[r], str(pairs[r][0]))) for r in range(4)))
     assert [w.late_rank.tolist() for w in view.waits] == [[1], [1], [3], [3]]
 
 
 @pytest.mark.parametrize("op", ["broadcast", "reduce", "send_recv"])
 def test_rooted_and_point_to_point_operations_have_no_wait(op):
-    view = match_ranks([calls(r, (op, 4, r, 5)) for r in (0, 1)])
+    view = match(*(calls((op, 4, r, 5)) for r in (0, 1)))
     assert np.isnan(view.waits[0].wait_ms).all()
 
 
 def test_a_group_with_a_rank_that_was_not_given_has_no_wait():
     group = GroupKey((0, 1, 2), "0")
-    view = match_ranks([calls(r, ("all_reduce", 4, r, 5), group=group) for r in (0, 1)])
+    view = match(*(calls(("all_reduce", 4, r, 5), group=group) for r in (0, 1)))
     assert np.isnan(view.waits[0].wait_ms).all()
     assert "ranks that were not given" in view.notes[-1]
 
 
 def test_a_rank_alone_has_no_waits():
-    view = match_ranks([calls(0, ("all_reduce", 4, 0, 5))])
+    view = match(calls(("all_reduce", 4, 0, 5)))
     assert np.isnan(view.waits[0].wait_ms).all()
     assert view.clock.residual_us is None
 
@@ -156,7 +165,7 @@ def test_clocks_are_aligned_on_small_collectives():
             jitter = rng.uniform(0, 0.002 if small else 0.3)
             size = 4 if small else 1 << 30
             rows[rank].append(("all_reduce", size, end - 2 + late, end + jitter))
-    view = match_ranks([calls(0, *rows[0]), calls(1, *rows[1], offset_ns=250_000)])
+    view = match(calls(*rows[0]), calls(*rows[1], offset_ns=250_000))
     assert view.clock.num_anchors == 20
     assert view.clock.offset_ns[1] == pytest.approx(-250_000, abs=1_500)
     assert view.clock.residual_us < 3
@@ -169,7 +178,7 @@ def test_a_lead_below_the_residual_blames_nobody():
     rng = np.random.default_rng(0)
     rows = {r: [("all_reduce", 4, i, i + 0.5 + rng.uniform(0, 0.1)) for i in range(20)] for r in (0, 1)}
     rows[1] = [(op, size, start + 0.01, end) for op, size, start, end in rows[1]]
-    view = match_ranks([calls(r, *rows[r]) for r in (0, 1)])
+    view = match(*(calls(*rows[r]) for r in (0, 1)))
     assert view.clock.residual_us > 10
     assert set(view.waits[0].late_rank.tolist()) == {NOBODY}
 
@@ -208,7 +217,7 @@ def test_clocks_are_tied_through_a_chain_of_groups():
 
 
 def test_exposed_is_kept_in_the_clock_of_its_rank():
-    early = calls(0, ("all_reduce", 4, 0, 5), exposed=intervals([(1, 5)]), offset_ns=10**15)
-    late = calls(1, ("all_reduce", 4, 3, 5), offset_ns=10**15)
-    view = match_ranks([early, late])
+    early = calls(("all_reduce", 4, 0, 5), exposed=intervals([(1, 5)]), offset_ns=10**15)
+    late = calls(("all_reduce", 4, 3, 5), offset_ns=10**15)
+    view = match(early, late)
     assert waiting_ms(early, view.waits[0]) == 2.0

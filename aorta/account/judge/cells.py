@@ -28,6 +28,7 @@ from aorta.account.load.rank.host import (
     PREFIX,
     READY,
 )
+from aorta.account.load.waits import is_one_group
 from aorta.account.model import Run, Statistic, once_of_run
 from aorta.account.rows import positive
 from aorta.timeline.collective import POINT_TO_POINT
@@ -543,38 +544,24 @@ class Exposed:
 
 @once_of_run
 def exposed_of(run: Run) -> Exposed | None:
-    """None where overlap was not measured, or nothing is exposed.
-
-    Where all ranks communicate in the same groups, they leave together, and the last to come waits least:
-    what another rank is exposed beyond that is waiting, even while other calls move. That needs no common
-    clock. Elsewhere it is what matched collectives tell.
-    """
+    """None where overlap was not measured, or nothing is exposed."""
     name = "exposed_ms"
     if name not in run.metrics:
         return None
     exposed = positive(run.values(name))
     if not exposed.any():
         return None
-    wait = np.zeros_like(exposed)
-    is_known = np.zeros(exposed.shape, dtype=bool)
-    matched = run.metrics.get("exposed_wait_ms")
-    if matched is not None:
-        matched = matched[:, run.judged_steps]
-        is_known = np.isfinite(matched)
-        wait = np.minimum(positive(matched), exposed)
-    num_ranks, split = len(run.ranks), wait
-    if num_ranks > 1 and is_one_group(run):
-        wait = np.maximum(wait, exposed - exposed.min(axis=0))
-        split = np.where(is_known, split, wait)
-        is_known[:] = True
+    known = run.values("exposed_wait_ms") if "exposed_wait_ms" in run.metrics else exposed * np.nan
+    is_known, wait = np.isfinite(known), np.minimum(positive(known), exposed)
+    num_ranks = len(run.ranks)
     caused = np.zeros_like(exposed)
     if num_ranks > 1 and is_known.any():
-        caused = _blame(run, exposed, split, wait) / (num_ranks - 1)
+        caused = _blame(run, exposed, wait) / (num_ranks - 1)
     rest = exposed - wait
     lost = _lost(run, wait, BEHIND_WAITS)
     moving = np.clip(_lost(run, exposed, BEHIND_EXPOSED) - lost, 0.0, rest)
     is_limited = run.source != "host" and run.mean_of_host(BEHIND_EXPOSED) is not None
-    is_coupled = is_limited and num_ranks > 1 and is_one_group(run)
+    is_coupled = is_limited and is_one_group(run.collectives, num_ranks)
     return Exposed(
         wait,
         np.where(is_known, rest, 0.0),
@@ -610,27 +597,24 @@ def _lost(judged: Run, ms: Floats, behind: str) -> Floats:
     return result
 
 
-def is_one_group(judged: Run) -> bool:
-    """Every rank takes part in every collective."""
-    sizes = {kind.num_ranks for kind in judged.collectives}
-    return sizes == {len(judged.ranks)} and not has_point_to_point(judged)
-
-
 def has_point_to_point(judged: Run) -> bool:
     return any(kind.op in POINT_TO_POINT for kind in judged.collectives)
 
 
-def _blame(judged: Run, exposed: Floats, split: Floats, wait: Floats) -> Floats:
-    """[rank, step]: waiting of all others for it. What matched collectives split belongs to who arrived last;
+def _blame(judged: Run, exposed: Floats, wait: Floats) -> Floats:
+    """[rank, step]: waiting of all others for it. What matched collectives tell belongs to who arrived last;
     the rest, as of a broadcast, which leaves its source when it likes, to the rank that is least exposed."""
     least = np.zeros_like(exposed)
     least[np.argmin(exposed, axis=0), np.arange(exposed.shape[1])] = 1.0
-    arrivals, waited = judged.arrivals, split.sum(axis=0)
     blamed: Floats = least * wait.sum(axis=0)
+    arrivals = judged.arrivals
     if arrivals is not None:
-        caused = arrivals.caused_ms[:, judged.judged_steps]
+        caused, matched = (
+            values[:, judged.judged_steps] for values in (arrivals.caused_ms, arrivals.exposed_ms)
+        )
+        matched = np.where(np.isfinite(matched), np.minimum(positive(matched), exposed), wait)
         total = caused.sum(axis=0)
         by_arrival = np.divide(caused, total, out=np.zeros_like(exposed), where=total > 0)
         is_matched = arrivals.num_judged[:, judged.judged_steps].sum(axis=0) > 0
-        blamed += np.where(is_matched, by_arrival - least, 0.0) * waited
+        blamed += np.where(is_matched, by_arrival - least, 0.0) * matched.sum(axis=0)
     return blamed

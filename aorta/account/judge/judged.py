@@ -200,6 +200,7 @@ def _part(run: Run, rows: NDArray[np.intp] | slice, columns: NDArray[np.intp]) -
             num_last=part(arrivals.num_last),
             num_judged=part(arrivals.num_judged),
             caused_ms=part(arrivals.caused_ms),
+            exposed_ms=part(arrivals.exposed_ms),
             waits={rank: arrivals.waits[rank] for rank in ranks},
         )
     kept = (np.cumsum(run.has_collectives) - 1)[columns[run.has_collectives[columns]]]

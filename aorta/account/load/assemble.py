@@ -19,11 +19,13 @@ from aorta.account.load.measures import add_measures, totals_of_ranks
 from aorta.account.load.rank.columns import OF_RUN, Flags, Floats, RankFile, RankSteps
 from aorta.account.load.rank.host import PREFIX as HOST
 from aorta.account.load.waits import (
-    MatchedRanks,
-    arrivals_of_records,
+    all_matched,
+    arrivals,
     collectives,
-    match_calls,
-    split_waits_of_records,
+    is_one_group,
+    match_records,
+    split_exposed,
+    split_waits_by_step,
 )
 from aorta.account.metrics import METRICS
 from aorta.account.model import Run
@@ -31,7 +33,9 @@ from aorta.account.rows import row_blocks
 from aorta.errors import ReportError
 from aorta.records.schema import RunRecord, StepRecord
 from aorta.records.table import StepTable
+from aorta.timeline.matching import RankCalls
 from aorta.timeline.types import OWN_SOURCES, Source
+from aorta.timeline.waits import RankView
 
 SOURCES: tuple[Source, ...] = ("kernels", "events", "host", "kineto", "rocprofv3", "nsys", "projected")
 FEWEST_BY_KERNELS = 8
@@ -122,9 +126,8 @@ class RunFiles:
     """By rank; None where they are the sums of the steps."""
     arrays: RunArrays | None = None
     """None: those of ranks, which have their columns then."""
-    matches: bool = True
-    """Ranks are matched by their collectives."""
-    on_one_host: bool = False
+    match: Callable[[Source, list[int], list[RankCalls]], RankView | None] = match_records
+    """Finds the collectives that are the same on several ranks."""
 
 
 def assemble(files: RunFiles, notes: list[str]) -> Run:
@@ -194,16 +197,23 @@ def _one_source(files: RunFiles, arrays: RunArrays, source: Source) -> Run | Non
             not_measured.setdefault(name, reason)
     add_measures(metrics, collectives_kept, files.run, not_measured)
     totals = files.totals or totals_of_ranks(ranks, metrics, num_collectives)
-    is_one_clock = source == "host" and files.on_one_host
-    matched = _matched(ranks, per_rank, places, is_one_clock) if files.matches and is_own else None
-    if matched is not None:
-        notes += matched.notes
-        if matched.num_matched:
+    view = _matched(files, source, per_rank, places)
+    matched_ms = None
+    if view is not None:
+        notes += view.notes
+        if any(view.num_matched):
             knows_waits = collectives_kept & has_exposed
-            split_waits_of_records(metrics, host_parts, start_ns, matched, collectives_kept, knows_waits)
-    kinds = [
-        of_rank.kinds_in(place[has_collectives]) for of_rank, place in zip(per_rank, places, strict=True)
-    ]
+            if not is_own:
+                knows_waits &= all_matched(start_ns, metrics["step_ms"], view)
+            matched_ms = split_waits_by_step(
+                metrics, host_parts, start_ns, view, collectives_kept, knows_waits
+            )
+    kinds = collectives(
+        [of_rank.kinds_in(place[has_collectives]) for of_rank, place in zip(per_rank, places, strict=True)],
+        has_collectives,
+        view,
+    )
+    split_exposed(metrics, matched_ms, is_one_group(kinds, len(ranks)))
     return Run(
         label=files.label,
         path=files.path,
@@ -218,31 +228,28 @@ def _one_source(files: RunFiles, arrays: RunArrays, source: Source) -> Run | Non
         has_collectives=has_collectives,
         left_out=left_out,
         totals=totals,
-        collectives=collectives(kinds, has_collectives, matched),
+        collectives=kinds,
         records=partial(files.records, source),
         columns=None if files.columns is None else partial(files.columns, source),
         record=files.run,
         not_measured=not_measured,
         notes=notes,
-        clock_offset_ns={} if matched is None else matched.clock.moved_ns,
-        clock_residual_us=None if matched is None else matched.clock.residual_us,
-        arrivals=arrivals_of_records(ranks, matched, len(steps)),
+        clock_offset_ns={} if view is None else view.clock.moved_ns,
+        clock_residual_us=None if view is None else view.clock.residual_us,
+        arrivals=None if view is None or matched_ms is None else arrivals(view, matched_ms),
         host_parts=host_parts,
     )
 
 
 def _matched(
-    ranks: list[int],
-    per_rank: Sequence[RankSteps],
-    places: Sequence[NDArray[np.intp]],
-    is_one_clock: bool,
-) -> MatchedRanks | None:
+    files: RunFiles, source: Source, per_rank: Sequence[RankSteps], places: Sequence[NDArray[np.intp]]
+) -> RankView | None:
     """None where there is one rank alone, or the calls of some rank are not known."""
     calls = [of_rank.calls_in(place) for of_rank, place in zip(per_rank, places, strict=True)]
     known = [of_rank for of_rank in calls if of_rank is not None]
-    if len(ranks) < 2 or len(known) < len(ranks):
+    if len(known) < max(len(calls), 2):
         return None
-    return match_calls(ranks, known, is_one_clock=is_one_clock)
+    return files.match(source, [rank.rank for rank in files.ranks], known)
 
 
 def _common_steps(per_rank: list[RankSteps], notes: list[str]) -> NDArray[np.int64]:

@@ -35,7 +35,7 @@ from aorta.account.load.goodput import goodput, goodput_text
 from aorta.account.load.rank.calls import MAX_CALLS
 from aorta.account.load.rank.columns import RankFile
 from aorta.account.load.rank.reduce import LostRank, reduce_file, salvage
-from aorta.account.load.waits import busbw_by_transfer
+from aorta.account.load.waits import match_records
 from aorta.account.model import Progress, Run
 from aorta.errors import ReportError, TraceError
 from aorta.processes import parallel_map, usual_jobs
@@ -86,12 +86,10 @@ def load_run(
         strict = reading is None or reading.strict
         return _load_records(path, label, files, jobs, dask, progress, strict)
     try:
-        run = traces(path)
+        return traces(path)
     except TraceError as error:
         place_text = "" if str(path) in str(error) else f"{path}: "
         raise TraceError(f"{place_text}{error}") from error
-    busbw_by_transfer(run.metrics)
-    return run
 
 
 def _in_order(paths: Iterable[Path]) -> list[Path]:
@@ -148,8 +146,7 @@ def _load_records(
             records=partial(records_of, files),
             columns=partial(columns_of_rank, files),
             arrays=arrays,
-            matches=num_calls <= MAX_CALLS,
-            on_one_host=_on_one_host(files, states),
+            match=partial(match_records, on_one_host=_on_one_host(files, states)),
         ),
         notes,
     )

@@ -388,9 +388,9 @@ class _Builder:
         for row, nodes in enumerate(node_of):
             rank_calls = self.calls[row]
             for call, node in sorted(nodes.items()):
-                if rank_calls.op[call] not in POINT_TO_POINT:
+                if rank_calls.op_of(call) not in POINT_TO_POINT:
                     continue
-                ranks = rank_calls.group[call].ranks
+                ranks = rank_calls.group_of(call).ranks
                 if ranks is None and len(node_of) == 2:
                     ranks = tuple(activity.rank for activity in self.activities)
                 if ranks is None or len(ranks) != 2:
@@ -414,11 +414,11 @@ class _Builder:
         # moment: up to the meeting it waits, after it it transfers, and only the transfer has a length.
         arrival = max(nodes.start_ns[node] for _, _, node in members)
         rank_calls = self.calls[row]
-        meeting = nodes.add(NodeKind.MEETING, -1, rank_calls.op[call], "", arrival, arrival)
+        meeting = nodes.add(NodeKind.MEETING, -1, rank_calls.op_of(call), "", arrival, arrival)
         self.arcs.add(2 * meeting, 2 * meeting + 1, 0.0, ArcKind.TRANSFER)
         for _, _, node in members:
             self.arcs.add(2 * node, 2 * meeting, 0.0, ArcKind.ARRIVAL)
-            if rank_calls.op[call] in ONE_WAY and nodes.end_ns[node] < arrival:
+            if rank_calls.op_of(call) in ONE_WAY and nodes.end_ns[node] < arrival:
                 length = nodes.end_ns[node] - nodes.start_ns[node]
                 self.arcs.add(2 * node, 2 * node + 1, length, ArcKind.DURATION)
                 continue
@@ -429,8 +429,8 @@ class _Builder:
 
     def _add_collective(self, rank: _Rank, call: int, members: tuple[int, ...], meeting: int) -> None:
         rank_calls = self.calls[rank.row]
-        group = rank_calls.group[call]
-        op = rank_calls.op[call]
+        group = rank_calls.group_of(call)
+        op = rank_calls.op_of(call)
         node = members[0]
         unit = self._unit(rank, node)
         self.collectives.append(
@@ -439,7 +439,7 @@ class _Builder:
                 subject=f"{op} ({unit})" if unit else op,
                 members=members,
                 meeting=meeting,
-                size_bytes=rank_calls.size_bytes[call],
+                size_bytes=rank_calls.bytes_of(call),
                 num_ranks=len(group.ranks) if group.ranks is not None else None,
                 group=group.name,
                 step=self.nodes.step[node],

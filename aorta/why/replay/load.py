@@ -81,7 +81,8 @@ def build_graph(traces: Sequence[RankTrace], activities: Sequence[RankActivity])
     """The graph of ranks that were read."""
     calls = [rank_calls(trace) for trace in traces]
     num_ranks = max(trace.world_size or 1 for trace in traces)
-    view = match_ranks(calls, are_all=num_ranks <= len(traces)) if len(traces) > 1 else None
+    ranks = [trace.rank for trace in traces]
+    view = match_ranks(ranks, calls, are_all=num_ranks <= len(traces)) if len(traces) > 1 else None
     graph = build(activities, calls, view)
     if view is not None:
         graph.notes += view.notes

@@ -6,15 +6,16 @@ import msgspec
 import numpy as np
 import pytest
 
+from aorta.account.judge.cells import account_of
 from aorta.account.judge.judged import judge
 from aorta.account.load.open import load_run
-from aorta.account.load.rank.calls import UNKNOWN_END, RecordedCalls
 from aorta.account.load.waits import _exposed_of_calls, behind_ms
 from aorta.errors import RecordError
 from aorta.page.write import make_report
 from aorta.records.files import state_name
 from aorta.records.schema import Ending
 from aorta.records.state import ProcessState, StateFile
+from aorta.timeline.matching import UNKNOWN_END, RankCalls
 from tests.account.load.late_ranks import SIZE, step_of
 from tests.records.run_folders import run_record, write_run
 
@@ -110,15 +111,17 @@ def test_clocks_that_differ_are_brought_together(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "changes",
+    ("changes", "is_one_group"),
     [
-        pytest.param({"op": "broadcast"}, id="rooted"),
-        pytest.param({"op": "send"}, id="point-to-point"),
-        pytest.param({"ranks": [0, 1, 2]}, id="a-rank-of-the-group-is-not-there"),
-        pytest.param({"start_ms": None, "end_ms": None}, id="not-timed"),
+        pytest.param({"op": "broadcast"}, True, id="rooted"),
+        pytest.param({"op": "send"}, False, id="point-to-point"),
+        pytest.param({"ranks": [0, 1, 2]}, False, id="a-rank-of-the-group-is-not-there"),
+        pytest.param({"start_ms": None, "end_ms": None}, True, id="not-timed"),
     ],
 )
-def test_what_cannot_be_matched_has_no_waits(tmp_path, changes):
+def test_what_cannot_be_matched_has_no_waits(tmp_path, changes, is_one_group):
+    """But ranks that leave together wait for what they are exposed beyond the least exposed one: rank 0 for 2
+    of 4 ms."""
     steps = [step_of(r, i, (5, 8)[r], 10) for i in range(10) for r in range(2)]
     steps = [
         msgspec.structs.replace(
@@ -127,7 +130,23 @@ def test_what_cannot_be_matched_has_no_waits(tmp_path, changes):
         for one in steps
     ]
     run = run_of(tmp_path, steps)
-    assert not any(name.startswith(("wait_ms", "transfer_ms", "exposed_wait")) for name in run.metrics)
+    assert not any(name.startswith(("wait_ms", "transfer_ms")) for name in run.metrics)
+    assert ("exposed_wait_ms" in run.metrics) == is_one_group
+    if is_one_group:
+        assert run.metrics["exposed_wait_ms"][:, 3] == pytest.approx([2.0, 0.0])
+
+
+@pytest.mark.parametrize("changes", [{}, {"op": "broadcast"}, {"op": "send"}, {"ranks": [0, 1, 2]}])
+def test_the_metric_is_the_cell_of_the_account(tmp_path, changes):
+    steps = [step_of(r, i, (5, 8)[r] + i % 2, 10 + i % 3, **changes) for i in range(10) for r in range(2)]
+    run = judge(run_of(tmp_path, steps))
+    cells = account_of(run).cells
+    if "exposed_wait_ms" not in run.metrics:
+        assert not cells["wait"].any()
+        assert cells["communication"] == pytest.approx(run.values("exposed_ms"))
+    else:
+        assert cells["wait"] == pytest.approx(run.values("exposed_wait_ms"))
+        assert cells["transfer"] == pytest.approx(run.values("exposed_transfer_ms"))
 
 
 def test_a_collective_that_one_rank_lacks_has_no_waits(tmp_path):
@@ -160,10 +179,12 @@ def test_exposed_time_is_split_in_the_comparison(tmp_path):
 
 
 def test_waits_are_withheld_where_ends_are_too_far_apart(tmp_path):
-    """Collectives of 5 and 2 ms that end up to 4 ms apart, now on one rank and now on the other."""
+    """Collectives of 5 and 2 ms that end up to 4 ms apart, now on one rank and now on the other. What a rank
+    is exposed beyond the other, 6 ms, needs no clock."""
     steps = [step_of(r, i, (5, 8)[r], 10 + 4 * (r == i % 2)) for i in range(12) for r in range(2)]
     run = run_of(tmp_path, steps)
-    assert "exposed_wait_ms" not in run.metrics
+    assert "wait_ms.all_gather" not in run.metrics
+    assert run.metrics["exposed_wait_ms"][:, 0] == pytest.approx([6.0, 0.0])
     assert any(
         note.startswith("clocks cannot tell who came when: ranks see the same collective end")
         for note in run.notes
@@ -233,7 +254,7 @@ def test_what_a_rank_would_be_ahead_by_if_none_were_late():
     known = [(0, 10, 5.0, 4.0), (0, 20, 2.0, 0.0), (0, 30, 9.0, 3.0), (1, 40, 0.0, 6.0), (2, 50, np.nan, 1.0)]
     row, start_ms, lead, wait = (np.array(column) for column in zip(*known, strict=True))
     nothing = np.zeros(5, dtype=np.int64)
-    calls = RecordedCalls(
+    calls = RankCalls(
         kinds=[],
         groups=[],
         row=row.astype(np.int32),
@@ -252,7 +273,7 @@ def test_what_a_call_is_exposed_for_is_known_where_its_waits_are_not():
     """Broadcasts are not matched: 4 of 5 ms stick out. Of a matched call its wait is exposed, wherever it
     lies; without its end nothing is known."""
     nothing = np.zeros(3, dtype=np.int64)
-    calls = RecordedCalls(
+    calls = RankCalls(
         kinds=[],
         groups=[],
         row=nothing.astype(np.int32),

@@ -5,7 +5,7 @@ Nothing else of a step is held, so that all ranks of a run fit in memory until t
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -19,13 +19,8 @@ from aorta.records.reader import OP_OF_STREAM
 from aorta.records.table import NULL, StepTable, Texts
 from aorta.timeline.collective import GroupKey, busbw_factor
 from aorta.timeline.intervals import of_run_lengths
+from aorta.timeline.matching import UNKNOWN_END, UNKNOWN_SIZE, CollectiveKey, Floats, Ints, RankCalls
 from aorta.timeline.types import COPY, Source
-
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
-Kind = tuple[str, int, str, int, str]
-"""op, bytes, dtype, num_ranks, stream. bytes is ANY_SIZE where sizes share a row or are not known."""
-ANY_SIZE = -1
 
 MAX_CALLS = 4_000_000
 """Collectives of all ranks together above which waits are left out: they are matched in memory."""
@@ -35,54 +30,13 @@ ROUNDING_MS = 1e-3
 MOST_MS = 2.0**40
 """Below it a time in ns is one that 64 bits hold, on any day."""
 TOO_LARGE = "a time or a size that 64 bits cannot hold"
-UNKNOWN_END = -1
-"""end_ns of a collective whose times were not measured."""
-
-
-@dataclass(slots=True)
-class RecordedCalls:
-    """The collectives of one rank, in order of the file."""
-
-    kinds: list[Kind]
-    groups: list[GroupKey]
-    row: NDArray[np.int32]
-    """Of the step that issued it."""
-    kind: NDArray[np.int32]
-    group: NDArray[np.int32]
-    seq: Ints
-    start_ns: Ints
-    end_ns: Ints
-    lead_ms: Floats
-    """By how much the host had launched it before it began; NaN where that is not known."""
-    exposed_ns: Ints
-    """[n, 2]: communication without compute."""
-
-    def moved(self, place: NDArray[np.int32]) -> "RecordedCalls":
-        """Calls with the rows' new places, without those of rows whose place is -1."""
-        row = place[self.row]
-        is_kept = row >= 0
-        return replace(
-            self,
-            row=row[is_kept],
-            kind=self.kind[is_kept],
-            group=self.group[is_kept],
-            seq=self.seq[is_kept],
-            start_ns=self.start_ns[is_kept],
-            end_ns=self.end_ns[is_kept],
-            lead_ms=self.lead_ms[is_kept],
-        )
-
-    @property
-    def duration_ms(self) -> Floats:
-        """NaN where it was not measured."""
-        return np.where(self.end_ns == UNKNOWN_END, np.nan, (self.end_ns - self.start_ns) / 1e6)
 
 
 @dataclass(slots=True)
 class CallsBuilder:
-    """Collects RecordedCalls block by block."""
+    """Collects RankCalls block by block."""
 
-    kinds: dict[Kind, int] = field(default_factory=dict)
+    kinds: dict[CollectiveKey, int] = field(default_factory=dict)
     groups: dict[tuple[str, int, int], int] = field(default_factory=dict)
     """By name, size and attempt: within a rank these tell groups apart, and each attempt counts from 0."""
     keys: list[GroupKey] = field(default_factory=list)
@@ -129,7 +83,7 @@ class CallsBuilder:
     def _kinds(self, calls: dict[str, Any]) -> Ints:
         texts = [calls[name] for name in ("op", "dtype", "stream")]
         columns = [column.places for column in texts]
-        size = np.where(calls["bytes"] == NULL, ANY_SIZE, calls["bytes"])
+        size = np.where(calls["bytes"] == NULL, UNKNOWN_SIZE, calls["bytes"])
         keys, kinds = _distinct([*columns, size, calls["num_ranks"]])
         new = []
         for op, dtype, stream, num_bytes, num_ranks in keys:
@@ -194,14 +148,14 @@ class CallsBuilder:
             except ValueError as error:
                 raise _Impossible(row, f"exposed_run_lengths_ns: {error}") from None
 
-    def finished(self, place: NDArray[np.int32]) -> RecordedCalls:
+    def finished(self, place: NDArray[np.int32]) -> RankCalls:
         """The calls of all rows. place: new ones of the rows, -1 of those that are left out."""
         none = (*(np.zeros(0, dtype=np.int64),) * 6, np.zeros(0))
         columns = [np.concatenate(parts) for parts in zip(none, *self.rows, strict=True)]
         row, kind, group = (column.astype(np.int32) for column in columns[:3])
         exposed = np.concatenate([np.zeros((0, 2), dtype=np.int64), *self.exposed, *self.exposed_ns])
         seq, start, end, lead = columns[3:]
-        calls = RecordedCalls(list(self.kinds), self.keys, row, kind, group, seq, start, end, lead, exposed)
+        calls = RankCalls(list(self.kinds), self.keys, row, kind, group, seq, start, end, lead, exposed)
         return calls.moved(place)
 
 
@@ -254,12 +208,14 @@ MAX_SIZES = 24
 _factor = cache(busbw_factor)
 
 
-def totals_by_op(calls: RecordedCalls, duration_ms: Floats, num_rows: int) -> dict[str, dict[str, Floats]]:
+def totals_by_op(calls: RankCalls, duration_ms: Floats, num_rows: int) -> dict[str, dict[str, Floats]]:
     """Per operation count, bytes, duration_ms and busbw_gb_s of every step; NaN for steps without it.
 
     What carries no bytes, as a barrier, has no bandwidth."""
     totals = {}
-    size = np.array([kind[1] if kind[1] != ANY_SIZE else np.nan for kind in calls.kinds], dtype=np.float64)
+    size = np.array(
+        [kind[1] if kind[1] != UNKNOWN_SIZE else np.nan for kind in calls.kinds], dtype=np.float64
+    )
     moved = size * [_factor(kind[0], max(kind[3], 1)) for kind in calls.kinds]
     for op in dict.fromkeys(kind[0] for kind in calls.kinds):
         of_op = np.array([kind[0] == op for kind in calls.kinds])[calls.kind]
@@ -282,8 +238,8 @@ def totals_by_op(calls: RecordedCalls, duration_ms: Floats, num_rows: int) -> di
 
 
 def totals_by_kind(
-    calls: RecordedCalls, values: Floats, kinds: dict[Kind, list[int]], num_rows: int
-) -> dict[Kind, tuple[Floats, Floats]]:
+    calls: RankCalls, values: Floats, kinds: dict[CollectiveKey, list[int]], num_rows: int
+) -> dict[CollectiveKey, tuple[Floats, Floats]]:
     """Number of calls in every step and the sum of their values. kinds: the members of each, by index."""
     totals = {}
     for kind, members in kinds.items():
@@ -298,20 +254,20 @@ def totals_by_kind(
     return totals
 
 
-def few_sizes(kinds: list[Kind]) -> dict[Kind, list[int]]:
+def few_sizes(kinds: list[CollectiveKey]) -> dict[CollectiveKey, list[int]]:
     """Kinds that share a row, by index: the sizes of an operation where there are more than MAX_SIZES."""
     many = operations_of_many_sizes(kinds)
-    result: dict[Kind, list[int]] = {}
+    result: dict[CollectiveKey, list[int]] = {}
     for i, key in enumerate(kinds):
         result.setdefault(shared_kind(key, many), []).append(i)
     return result
 
 
-def operations_of_many_sizes(kinds: Iterable[Kind]) -> set[str]:
+def operations_of_many_sizes(kinds: Iterable[CollectiveKey]) -> set[str]:
     """Operations of which there are more than MAX_SIZES kinds."""
     return {op for op, num in Counter(kind[0] for kind in kinds).items() if num > MAX_SIZES}
 
 
-def shared_kind(key: Kind, many: set[str]) -> Kind:
+def shared_kind(key: CollectiveKey, many: set[str]) -> CollectiveKey:
     """The kind that it is counted under: sizes of the operations in many are one."""
-    return (key[0], ANY_SIZE, *key[2:]) if key[0] in many else key
+    return (key[0], UNKNOWN_SIZE, *key[2:]) if key[0] in many else key

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from aorta.account.load.rank.calls import Kind, RecordedCalls
+from aorta.timeline.matching import CollectiveKey, RankCalls
 from aorta.timeline.types import Source
 
 Floats = NDArray[np.float64]
@@ -17,8 +17,6 @@ IMPOSSIBLE = "impossible, and left out"
 """Why steps are missing; a note has named the first."""
 OF_RUN = ("start_unix_ns", "num_collectives", "host_bound")
 """Numbers of a step that are fields of a Run; the others are its metrics."""
-CollectiveKey = Kind
-"""num_ranks is 0 where it is not known."""
 
 
 @dataclass(slots=True)
@@ -43,7 +41,7 @@ class RankSteps:
     """The window reaches into that of the row below."""
     collectives: dict[CollectiveKey, tuple[Floats, Floats]]
     """Per kind, in the steps of has_collectives: how many, and the sum of their durations in ms."""
-    calls: RecordedCalls | None
+    calls: RankCalls | None
     """None where ranks are not to be matched."""
     not_measured: dict[str, str]
     """The first reason of each name."""
@@ -63,13 +61,13 @@ class RankSteps:
         kept = (np.cumsum(self.has_collectives) - 1)[rows]
         return {key: (num[kept], sum_ms[kept]) for key, (num, sum_ms) in self.collectives.items()}
 
-    def calls_in(self, rows: NDArray[np.intp]) -> RecordedCalls | None:
+    def calls_in(self, rows: NDArray[np.intp]) -> RankCalls | None:
         """The calls, whose rows are places in these, -1 for those of other steps."""
         if self.calls is None:
             return None
         column = np.full(len(self.global_step), -1, dtype=np.int32)
         column[rows] = np.arange(len(rows), dtype=np.int32)
-        return replace(self.calls, row=column[self.calls.row])
+        return self.calls.placed(column)
 
     def chosen(self, rows: Flags, reason: str) -> "RankSteps":
         """The steps of these rows. reason: why the others are missing, noted where the steps go on."""

@@ -13,28 +13,20 @@ from pathlib import Path
 
 import msgspec
 import numpy as np
-from numpy.typing import NDArray
 
 from aorta.account.load.assemble import RunFiles, assemble
 from aorta.account.load.evidence import comm_evidence
 from aorta.account.load.traces.reduce import RankSummary, kernels_of, records_of, reduce_ranks
 from aorta.account.load.traces.steps import NOT_IN_TRACE, OF_KIND
-from aorta.account.load.waits import (
-    RankWaits,
-    StepWaits,
-    add_waits,
-    add_waits_of_kinds,
-    arrivals,
-    last_to_arrive,
-)
+from aorta.account.load.waits import last_to_arrive
 from aorta.account.metrics import of_operation
-from aorta.account.model import Arrivals, CollectiveKind, Progress, Run
+from aorta.account.model import Progress, Run
 from aorta.account.numbers import number
 from aorta.errors import TraceError
 from aorta.records.schema import RunRecord
-from aorta.timeline.intervals import clip, length_ms
-from aorta.timeline.matching import RankCalls
-from aorta.timeline.waits import RankView, exposed_waiting, match_ranks
+from aorta.timeline.matching import UNKNOWN_SIZE, RankCalls
+from aorta.timeline.types import Source as RecordSource
+from aorta.timeline.waits import RankView, match_ranks
 from aorta.traces.inventory import rank_inventory
 from aorta.traces.model import NS_PER_MS
 from aorta.traces.quality import verdict_of_ranks
@@ -84,11 +76,7 @@ def load_traces(
             f"{len(summaries)} of {num_ranks} ranks: waiting for the others is not split from transfer"
         )
     _check_times(source, summaries)
-    # Groups that lack a rank have no waits.
-    view = match_ranks([summary.calls for summary in summaries], are_all=are_all)
-    between_ranks = rank_notes(view, are_all)
-    run = run_of_summaries(source, label, summaries, reading)
-    add_waits_of_traces(run, summaries, view)
+    run = run_of_summaries(source, label, summaries, reading, are_all)
     possible = Counter[str]()
     for summary in summaries:
         possible.update(summary.possible_comm_ms)
@@ -96,15 +84,12 @@ def load_traces(
         run,
         possible_comm_ms={name: ms / len(summaries) for name, ms in possible.most_common()},
         updates=any(summary.updates for summary in summaries),
-        arrivals=arrivals_of_traces(run, summaries, view),
-        clock_offset_ns=view.clock.moved_ns,
-        clock_residual_us=view.clock.residual_us,
         kernels=partial(kernels_of, source, reading),
         inventories=[*map_ranks(partial(rank_inventory, reading=reading), source, jobs=jobs)]
         if reading.operators
         else [],
     )
-    run.notes[:0] = [*source.notes, *notes, *trace_notes(summaries), *between_ranks]
+    run.notes[:0] = [*source.notes, *notes, *trace_notes(summaries)]
     if unsure := comm_evidence(run).note:
         run.notes.insert(0, f"warning: {unsure}")
     return run
@@ -127,8 +112,10 @@ def _check_times(source: Source, summaries: Sequence[RankSummary]) -> None:
         )
 
 
-def run_of_summaries(source: Source, label: str, summaries: Sequence[RankSummary], reading: Reading) -> Run:
-    """The steps of the ranks side by side; waits are not known yet."""
+def run_of_summaries(
+    source: Source, label: str, summaries: Sequence[RankSummary], reading: Reading, are_all: bool
+) -> Run:
+    """The steps of the ranks side by side. are_all: there are no other ranks."""
     if not summaries:
         raise TraceError(f"{source.path} holds no rank")
     world_size = source.world_size or len(source.ranks)
@@ -141,6 +128,7 @@ def run_of_summaries(source: Source, label: str, summaries: Sequence[RankSummary
             _run_record(summaries, max(world_size, largest_group)),
             records=partial(records_of, source, world_size, reading),
             totals={summary.rank: _totals(summary) for summary in summaries},
+            match=partial(_match, are_all),
         ),
         [],
     )
@@ -186,94 +174,23 @@ def _run_record(summaries: Sequence[RankSummary], world_size: int) -> RunRecord:
     )
 
 
+def _match(are_all: bool, _source: RecordSource, ranks: list[int], calls: list[RankCalls]) -> RankView:
+    """Collectives matched by their order, with notes for a reader. Groups that lack a rank have no waits."""
+    view = match_ranks(ranks, calls, are_all=are_all)
+    return replace(view, notes=rank_notes(view, are_all))
+
+
 def _without_unknown_sizes(run: Run, summaries: Sequence[RankSummary]) -> Run:
-    """Bytes and bandwidth are not known where any collective of the operation has no size."""
-    unknown = {
-        op
-        for summary in summaries
-        for op, size in zip(summary.calls.op, summary.calls.size_bytes, strict=True)
-        if size is None
-    }
-    for op in unknown:
-        for name in (of_operation("bytes", op), of_operation("busbw_gb_s", op)):
-            if name in run.metrics:
-                run.metrics[name][:] = np.nan
-    alone = {
-        op
-        for summary in summaries
-        for op, key in zip(summary.calls.op, summary.calls.group, strict=True)
-        if key.ranks is None
-    }
-    for op in alone:
-        if (name := of_operation("busbw_gb_s", op)) in run.metrics:
-            run.metrics[name][:] = np.nan
+    """Bytes are not known where any collective of the operation has no size, and bandwidth is neither there
+    nor where ranks of a group are not told."""
+    for op, size, _, num_ranks, _ in (kind for summary in summaries for kind in summary.calls.kinds):
+        for name, is_known in (
+            ("bytes", size != UNKNOWN_SIZE),
+            ("busbw_gb_s", size != UNKNOWN_SIZE and num_ranks),
+        ):
+            if not is_known and of_operation(name, op) in run.metrics:
+                run.metrics[of_operation(name, op)][:] = np.nan
     return run
-
-
-# -- waits: collectives are matched by order -----------------------------------------------------------
-
-
-def add_waits_of_traces(run: Run, summaries: Sequence[RankSummary], view: RankView) -> None:
-    """Adds exposed_wait_ms, and waits and transfers per operation and kind of collective.
-
-    Nothing is added for a rank and step with a collective between ranks that was not matched."""
-    if len(run.ranks) < 2:
-        return
-    place = {int(step): i for i, step in enumerate(run.global_step)}
-    exposed_wait = np.full((len(run.ranks), run.num_steps), np.nan)
-    step_waits = []
-    for r, (summary, waits) in enumerate(zip(summaries, view.waits, strict=True)):
-        calls = summary.calls
-        unknown = np.isnan(waits.wait_ms)
-        start_ms, end_ms = ((ns - calls.origin_ns) / NS_PER_MS for ns in (calls.start_ns, calls.end_ns))
-        waiting = exposed_waiting(
-            start_ms[~unknown], (start_ms + waits.wait_ms)[~unknown], end_ms[~unknown], calls.exposed
-        )
-        for step, window in summary.windows.items():
-            if step in place and not unknown[(start_ms < window[1]) & (end_ms > window[0])].any():
-                exposed_wait[r, place[step]] = length_ms(clip(waiting, *window))
-        column = np.array([place.get(step, -1) for step in summary.step_of_call.tolist()], dtype=np.int64)
-        step_waits.append(StepWaits(np.array(calls.op, dtype=str), column, waits))
-    if np.isfinite(exposed_wait).any():
-        run.metrics["exposed_wait_ms"] = exposed_wait
-    add_waits(run.metrics, step_waits, run.num_steps)
-    detailed = {int(step): i for i, step in enumerate(run.global_step[run.has_collectives])}
-    for r, (summary, waits) in enumerate(zip(summaries, view.waits, strict=True)):
-        column = np.array([detailed.get(step, -1) for step in summary.step_of_call.tolist()], dtype=np.int64)
-        add_waits_of_kinds(
-            [(kind, _is_of(kind, summary.calls)) for kind in run.collectives], r, column, waits
-        )
-
-
-def _is_of(kind: CollectiveKind, calls: RankCalls) -> NDArray[np.bool_]:
-    """[call]: as far as the trace tells, it is of this kind."""
-    belongs = [
-        op == kind.op
-        and (kind.bytes is None or size == kind.bytes)
-        and (kind.num_ranks is None or key.ranks is None or len(key.ranks) == kind.num_ranks)
-        for op, size, key in zip(calls.op, calls.size_bytes, calls.group, strict=True)
-    ]
-    return np.array(belongs, dtype=bool)
-
-
-def arrivals_of_traces(run: Run, summaries: Sequence[RankSummary], view: RankView) -> Arrivals | None:
-    """None where no collective was matched."""
-    if len(run.ranks) < 2 or not any(view.num_matched):
-        return None
-    place = {int(step): i for i, step in enumerate(run.global_step)}
-    of_ranks = [
-        RankWaits(
-            start_ns=summary.calls.start_ns,
-            column=np.array([place.get(step, -1) for step in summary.step_of_call.tolist()], dtype=np.int64),
-            num_ranks=np.array(
-                [len(key.ranks or ()) or len(run.ranks) for key in summary.calls.group], dtype=np.int64
-            ),
-            wait_ms=waits.wait_ms,
-            late_rank=waits.late_rank,
-        )
-        for summary, waits in zip(summaries, view.waits, strict=True)
-    ]
-    return arrivals(run.ranks, of_ranks, run.num_steps)
 
 
 # -- notes on gaps, clocks, who came last ---------------------------------------------------------------
@@ -299,8 +216,6 @@ def trace_notes(summaries: Sequence[RankSummary]) -> list[str]:
 
 def rank_notes(view: RankView, are_all: bool) -> list[str]:
     """Clock, matching, and who came last. are_all: there are no other ranks, whose calls are missing."""
-    if len(view.ranks) < 2:
-        return []
     lines = [f"note: {note}" for note in view.notes] if are_all else []
     clock = view.clock
     if clock.residual_us is not None:
@@ -313,6 +228,6 @@ def rank_notes(view: RankView, are_all: bool) -> list[str]:
     left = sum(view.num_left)
     if left and are_all:
         lines.append(f"note: collectives that were not found on all ranks of their group: {left}")
-    if last := last_to_arrive(view.ranks, view.waits):
+    if last := last_to_arrive(view):
         lines.append(f"note: {last}")
     return lines

@@ -1,18 +1,17 @@
 """Reduces the trace of one rank to its numbers, one trace at a time."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 
 from aorta.account.load.evidence import possible_comm_ms
 from aorta.account.load.rank.columns import RankFile
 from aorta.account.load.rank.kernels import kernel_name
 from aorta.account.load.rank.reduce import reduce_records
-from aorta.account.load.traces.steps import WHOLE_WINDOW, step_records, windows_of
+from aorta.account.load.traces.steps import step_records, windows_of
 from aorta.account.model import NamedSpan, Progress
 from aorta.records.schema import StepRecord
 from aorta.timeline.matching import RankCalls
@@ -40,10 +39,6 @@ class RankSummary:
     columns: RankFile
     """Numbers of every step."""
     calls: RankCalls
-    step_of_call: NDArray[np.int64]
-    """Global step that launched each collective, -1 for none."""
-    windows: dict[int, tuple[float, float]]
-    """Of each global step, in ms from calls.origin_ns."""
     findings: list[Finding]
     facts: RankFacts
     truncated: dict[int, str]
@@ -82,8 +77,12 @@ def reduce_rank(
 ) -> RankSummary:
     trace = reading.read(source, rank)
     sums = total(trace.timeline)
-    windows = {step: window for step, window in windows_of(trace)}
-    of_none = -1 if trace.steps else WHOLE_WINDOW
+    columns, calls = (
+        reduce_records(Path(source.files[rank].name), step_records(trace, world_size)),
+        rank_calls(trace),
+    )
+    # Those of no step are matched, too: they may run in a step's window.
+    columns.sources = {of: replace(steps, calls=calls) for of, steps in columns.sources.items()}
     return RankSummary(
         rank=rank,
         world_size=trace.world_size,
@@ -91,12 +90,8 @@ def reduce_rank(
         host=trace.host,
         versions=trace.versions,
         sums=sums,
-        columns=reduce_records(Path(source.files[rank].name), step_records(trace, world_size)),
-        calls=rank_calls(trace),
-        step_of_call=np.array(
-            [of_none if c.step is None else c.step for c in trace.collectives], dtype=np.int64
-        ),
-        windows=windows,
+        columns=columns,
+        calls=calls,
         findings=verdict(trace, sums),
         facts=facts(trace, sums),
         truncated=truncated(trace),
