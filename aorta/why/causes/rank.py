@@ -23,7 +23,7 @@ from aorta.account.cause import (
     ratio_interval,
 )
 from aorta.account.judge.alike import is_whole_trace
-from aorta.account.judge.cells import LARGE_SHARE, LOSSES, Account, account_of
+from aorta.account.judge.cells import IDLE_CELLS, LARGE_SHARE, LOSSES, Account, account_of
 from aorta.account.judge.contradictions import please_report
 from aorta.account.judge.judged import MOST_NUMBERS, last_holds_the_end, looked_at
 from aorta.account.judge.late import LateRank, steps_left_out
@@ -110,6 +110,8 @@ BY_IDLE_TIME: tuple[CauseKind, ...] = (
     *("launch_bound", "synchronisation", "optimizer", "late_rank", "program_code", "small_units"),
 )
 """Kinds that spans of the host or bytes do not bound."""
+REFILLED: tuple[CauseKind, ...] = ("launch_bound", "synchronisation", "late_rank", "transfer")
+"""Kinds of which a device has the time again for sure, and its host may have none."""
 NEED_A_LINE = ("asleep", "slow_steps")
 """Pauses in no line of the program, though its stacks were sampled, are noise of the machine, torch's
 other threads that lack cores, longer batches, or data that the model gathers for several steps."""
@@ -185,7 +187,12 @@ def found_causes(judged: Run, path: str = "RUN") -> Causes:
     found = [(finding, ledger.take(finding)) for finding in of_account]
     for finding, taken in found:
         _keep(finding, sum(taken.values()))
-        room = _Room(_may_go_too(taken, ledger), _most_ms(account, ledger), _waited_ms(finding, account))
+        room = _Room(
+            _may_go_too(taken, ledger),
+            _most_ms(account, ledger),
+            _waited_ms(finding, account),
+            sum(account.mean_ms(name) - taken.get(name, 0.0) for name in IDLE_CELLS),
+        )
         cause = cause_of(finding, rule_of[finding.kind], looked, account, stack, path, room)
         if cause is None and finding.facts.get("op") == "launches":
             no_loss += _of_equal_hosts(finding, account)
@@ -565,6 +572,8 @@ class _Room:
     more_ms: float
     most_ms: float
     waited_ms: float = math.inf
+    idle_ms: float = 0.0
+    """For which a device idles for its host as well."""
 
 
 # ---- what a finding is worth ----------------------------------------------------------------------------
@@ -737,7 +746,9 @@ def cause_of(
         return None
     more = MENDED_MORE if finding.kind in BY_IDLE_TIME and judged.source != "host" else MENDED_ERROR
     is_needless = finding.facts.get("origin") == "accumulated"
-    less = MENDED_LESS if finding.kind in LESS and not is_needless else MENDED_ERROR
+    # What a host fills again that is behind its device in other places as well.
+    is_filled = account.on_device and room.idle_ms >= LARGE_SHARE * step and finding.kind in REFILLED
+    less = MENDED_LESS if (finding.kind in LESS and not is_needless) or is_filled else MENDED_ERROR
     beside_ms = 0.0
     if finding.kind in (*OF_MESSAGES, "wide_dtype") and line is not None and line.num_samples:
         beside_ms = max(sampled_ms(judged, line.file, line.function) - line.ms, 0.0)

@@ -1202,6 +1202,22 @@ def test_parameters_that_fsdp_keeps_on_the_cpu_are_told_to_stay_on_the_device(
     assert any("state are on the CPU" in text for text in cause.evidence) == is_told
 
 
+@pytest.mark.parametrize(("other_ms", "least"), [(1.0, 0.74), (8.0, 0.52)])
+def test_a_host_that_is_late_elsewhere_too_may_fill_what_a_wait_leaves(tmp_path, other_ms, least):
+    """8 ms of idle device behind waits; beside 1 ms of it for launches, and 8 ms, of steps of about 45 ms.
+
+    With the error of 0.3 or 0.65 in the logarithm of what mending saves, times hardly differing.
+    """
+
+    def make(rank, step, noise):
+        host = Host().idle(8.0 * noise.gauss(1, 0.001), "synchronisation").work(28.0)
+        return host.idle(other_ms).work(1.0), used(45.0)
+
+    (cause,) = (one for one in named(tmp_path / "run", make) if one.kind == "synchronisation")
+    assert cause.ms == pytest.approx(8.0, rel=0.01)
+    assert cause.interval_ms[0] == pytest.approx(least * cause.ms, rel=0.02)
+
+
 def test_more_micro_batches_are_weighed_against_the_host(tmp_path):
     """The host runs for 35 of 60 ms: four times the launches would take longer than what the bubble does."""
 
