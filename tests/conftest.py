@@ -47,6 +47,14 @@ def _own_cache(_cache_folders: Iterator[Path], monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setenv("AORTA_CACHE_DIR", str(folder))
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _nothing_waits_for_the_disk() -> Iterator[None]:
+    """No file of a test has to outlive the machine; a descriptor that is closed is an error all the same."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", os.fstat)
+        yield
+
+
 @pytest.fixture(autouse=True)
 def _no_group_is_left() -> Iterator[None]:
     """A test that leaves its process group behind fails itself, and not those after it in its worker."""

@@ -90,12 +90,23 @@ def test_without_network_what_cannot_work_fails(
     assert "aorta-not-there" in result.stderr
 
 
+WITHOUT_PIP = """
+import runpy, sys
+sys.path.pop(0 if sys.flags.safe_path else 1)
+sys.argv.insert(1, "--without-pip")
+runpy.run_module("venv", run_name="__main__")
+"""
+
+
 def test_an_interrupted_installation_starts_again(checkout: Path) -> None:
     (checkout / ".venv" / "bin").mkdir(parents=True)
     (checkout / ".venv" / "bin" / "python").symlink_to(sys.executable)
     (checkout / ".venv" / "unfinished").touch()
     require(checkout, ("pytest",), ("aorta-not-there",))
-    result = chosen("dev", checkout, **NO_NETWORK)
+    without_pip = checkout / "without_pip"  # which takes seconds, and which it has from its base
+    without_pip.mkdir()
+    (without_pip / "venv.py").write_text(WITHOUT_PIP)
+    result = chosen("dev", checkout, **NO_NETWORK, PYTHONPATH=str(without_pip))
     assert "making" in result.stderr
     assert result.stdout == f"{sys.executable}|aorta-not-there \n"
     assert not (checkout / ".venv").exists()

@@ -4,6 +4,7 @@ Everything else is computed from the shapes.
 """
 
 import re
+from collections import Counter
 from collections.abc import Mapping
 from functools import cache, cached_property
 from pathlib import Path
@@ -374,11 +375,12 @@ class Model(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
     def matrix_flops_per_token(self) -> int:
         """Forward FLOPs per token in matrix multiplies with weights, the output layer included."""
-        return 2 * (self.embedding_params + sum(map(self.layer_matrix_params, self.layer_kinds)))
+        layers = sum(num * self.layer_matrix_params(kind) for kind, num in Counter(self.layer_kinds).items())
+        return 2 * (self.embedding_params + layers)
 
     def attention_flops_per_token(self, seq_len: int) -> float:
         """Forward FLOPs per token in QK^T and PV, the causal mask leaves half; and in state spaces."""
-        return sum(self.layer_attention_flops(kind, seq_len) for kind in self.layer_kinds)
+        return sum(n * self.layer_attention_flops(k, seq_len) for k, n in Counter(self.layer_kinds).items())
 
     def layer_attention_flops(self, kind: str, seq_len: int) -> float:
         """The same of a layer of one of KINDS."""

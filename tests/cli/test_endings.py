@@ -21,6 +21,7 @@ import aorta
 from aorta.cli import main
 from aorta.errors import FINE, INTERRUPTED, VIOLATED
 from tests.cli.examples import ELSEWHERE, EXAMPLES, JSON, NO_RESULTS, QUIET, ROOT, run
+from tests.dist.launch import run_python
 from tests.limits import LIMIT_S
 
 STARTS_PROCESSES = {"ab", "sweep", "check", "run", "train", "demo", "queues profile"}
@@ -225,10 +226,7 @@ def test_a_program_of_one_step_in_one_process_has_its_step(tmp_path: Path) -> No
         "optimizer.step()\n"
     )
     recorded = ["aorta", "run", "--no-report", "-o", tmp_path / "run"]
-    done = subprocess.run(
-        [sys.executable, "-m", *recorded, "--", sys.executable, script],
-        cwd=ROOT, env=os.environ | {"PYTHONPATH": str(ROOT)}, capture_output=True, text=True, check=False,
-    )  # fmt: skip
+    done = run_python("-m", *recorded, "--", sys.executable, script, PYTHONPATH=str(ROOT))
     assert done.returncode == FINE
     assert done.stderr.startswith("aorta: rank 0: 1 step recorded, steps at torch.optim.sgd.SGD.step")
     assert len((tmp_path / "run" / "rank_0_metrics.jsonl").read_text().splitlines()) == 1
@@ -252,10 +250,7 @@ def test_a_program_that_runs_out_of_memory_ends_with_who_held_it(tmp_path: Path)
         "    predictions.append(output.detach())\n"
     )
     recorded = ["aorta", "run", "-o", tmp_path / "run"]
-    done = subprocess.run(
-        [sys.executable, "-m", *recorded, "--", sys.executable, script],
-        cwd=ROOT, env=os.environ | {"PYTHONPATH": str(ROOT)}, capture_output=True, text=True, check=False,
-    )  # fmt: skip
+    done = run_python("-m", *recorded, "--", sys.executable, script, PYTHONPATH=str(ROOT))
     assert done.returncode == 1  # the program's own
     said = " ".join((done.stdout + done.stderr).split())
     assert re.search(

@@ -1,6 +1,7 @@
 """Looks for `something.<section>.<key>` or `<key>` on a local name of the section, outside aorta/config."""
 
 import ast
+from functools import cache
 from pathlib import Path
 
 import msgspec
@@ -30,12 +31,19 @@ PLACES = {
 def attributes_read(section: str) -> set[str]:
     names = LOCAL_NAMES.get(section, {section})
     return {
-        node.attr
+        attribute
         for folder in PLACES.get(section, LOOP)
         for path in Path(folder).rglob("*.py")
-        for node in ast.walk(ast.parse(path.read_text()))
-        if isinstance(node, ast.Attribute) and last_name(node.value) in names | {section}
+        for name, attribute in attributes_of(path)
+        if name in names | {section}
     }
+
+
+@cache
+def attributes_of(path: Path) -> set[tuple[str | None, str]]:
+    """Names and their attributes; what all sections look through is read once."""
+    nodes = ast.walk(ast.parse(path.read_text()))
+    return {(last_name(node.value), node.attr) for node in nodes if isinstance(node, ast.Attribute)}
 
 
 def last_name(node: ast.expr) -> str | None:

@@ -212,8 +212,7 @@ def issuer_of(finding: CauseFinding, judged: Run) -> dict[str, str]:
     called = [frame for frame in called if not any(word in frame.function for word in asked_for)]
     if 2 * len(called) <= len(stacks):
         return {}
-    name = "logs" if called[0].function.startswith("LightningModule.log") else "library"
-    return {name: called[0].text}
+    return {"logs" if called[0].function.startswith("LightningModule.log") else "library": called[0].text}
 
 
 def issued_text(finding: CauseFinding, judged: Run) -> str:
