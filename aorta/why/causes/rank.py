@@ -61,6 +61,7 @@ from aorta.why.causes.program import (
     workers_of,
 )
 from aorta.why.causes.rules import CauseRule, rules
+from aorta.why.causes.source import is_called_anew, source_of
 from aorta.why.causes.text import (
     FEWEST_STEPS,
     fact_texts,
@@ -88,6 +89,8 @@ IN_AN_UPDATE = 8
 ECHO = 0.4
 """Of a rank whose host launches late, that what all ranks lose must be to stand before it: no more is known
 of that host, and what all lose makes it launch more."""
+ANEW: tuple[CauseKind, ...] = ("program_code", "between_steps")
+"""Kinds of which a loop is told that calls the same for each tensor."""
 MAY_GROW: tuple[CauseKind, ...] = ("late_rank", "program_code", "data_loading", "between_steps")
 """Kinds of the program's own code, which may go through more from step to step."""
 OF_MESSAGES = ("small_messages", "transfer")
@@ -715,6 +718,9 @@ def cause_of(
     if line is not None:
         at = finding.facts.get("loop_lines", line.text)
         facts |= {"line": line.text, "do": f"do what {line.text} does", "at_line": f": at {at}"}
+    tree = source_of(line.file, judged.record) if line is not None and finding.kind in ANEW else None
+    if tree is not None and line is not None and is_called_anew(tree, line.line, "state_dict"):
+        facts["anew"] = "state_dict()"
     if issuer := issuer_of(finding, judged):
         facts |= issuer
         facts.pop("merged", None)
