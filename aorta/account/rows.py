@@ -28,6 +28,12 @@ def positive(values: Floats) -> Floats:
     return result
 
 
+def ratio(part: Floats, whole: Floats, unknown: float = np.nan) -> Floats:
+    """part / whole; unknown where whole is not above 0."""
+    result: Floats = np.divide(part, whole, out=np.full(whole.shape, unknown), where=whole > 0)
+    return result
+
+
 def of_the_others(values: Floats) -> Floats:
     """[rank, step]: median of the other ranks' values, of many ranks that of all; 0 of a single rank."""
     if len(values) < 2:

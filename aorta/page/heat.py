@@ -13,6 +13,7 @@ from aorta.account.judge.cells import exposed_of
 from aorta.account.judge.judged import last_holds_the_end, stretches
 from aorta.account.judge.ranks import JudgedRank, judged_ranks
 from aorta.account.model import Dataset, Report, Run
+from aorta.account.rows import ratio
 from aorta.page.parts import (
     Column,
     Markup,
@@ -184,8 +185,7 @@ def _means(values: Floats, edges: NDArray[np.int64]) -> Floats:
     is_measured = np.isfinite(values)
     sums = np.add.reduceat(np.where(is_measured, values, 0.0), edges[:-1], axis=1)
     counts = np.add.reduceat(is_measured.astype(np.float64), edges[:-1], axis=1)
-    means: Floats = np.divide(sums, counts, out=np.full(sums.shape, np.nan), where=counts > 0)
-    return means
+    return ratio(sums, counts)
 
 
 def _mean(values: Floats) -> float:

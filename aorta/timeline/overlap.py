@@ -26,6 +26,7 @@ from aorta.timeline.intervals import (
 from aorta.timeline.types import (
     COPY,
     KERNEL_SOURCES,
+    PARTS_MS,
     STREAM_NAMES,
     Kind,
     OverlapRecord,
@@ -38,8 +39,6 @@ from aorta.timeline.types import (
 DIGITS = 6
 """Of ms in lines: ns."""
 
-OF_BOTH = ("comm_ms", "compute_ms", "hidden_ms", "exposed_ms", "idle_ms")
-"""Sums of a step that a whole window has, too."""
 SEGMENT_NAMES = (*STREAM_NAMES, COPY)
 """Names of what may be active in a segment."""
 
@@ -112,7 +111,7 @@ def total(timeline: Timeline) -> Total:
     num_comm, num_compute = (int((timeline.kind == kind).sum()) for kind in (Kind.COMM, Kind.COMPUTE))
     return Total(
         span_ms=timeline.span_ms,
-        **{name: getattr(of_window, name) for name in OF_BOTH},
+        **{name: getattr(of_window, name) for name in PARTS_MS},
         num_kernels=num_comm + num_compute if timeline.source in KERNEL_SOURCES else None,
         num_collectives=num_comm,
     )

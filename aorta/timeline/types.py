@@ -176,6 +176,10 @@ class Timeline:
         )
 
 
+PARTS_MS = ("comm_ms", "compute_ms", "hidden_ms", "exposed_ms", "idle_ms")
+"""What every window is taken apart into: a step, and a whole run or trace."""
+
+
 class OverlapRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
     """One step's overlap, by the definitions in docs/definitions.md."""
 

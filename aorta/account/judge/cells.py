@@ -30,7 +30,7 @@ from aorta.account.load.rank.host import (
 )
 from aorta.account.load.waits import is_one_group
 from aorta.account.model import Run, Statistic, once_of_run
-from aorta.account.rows import positive
+from aorta.account.rows import positive, ratio
 from aorta.timeline.collective import POINT_TO_POINT
 from aorta.timeline.types import Source
 
@@ -374,9 +374,8 @@ def _of_device(host: Host, idle: Floats, between: Floats, instrument: Instrument
     if use is not None:
         cpu, ready = use
         launching = cpu + ready + host.span("backward")
-        is_noted = launching > 0
         left = _give(cells, "blocked", host.asleep(between), left)
-        part = np.divide(ready, launching, out=np.zeros_like(left), where=is_noted)
+        part = ratio(ready, launching, 0.0)
         left = _give(cells, "core_taken", left * part, left)
     return cells | {"launch": _give_instrument(cells, instrument, left)}
 
@@ -471,7 +470,7 @@ def _of_cpu(
         # Of what the thread cannot have slept there, as much as of the step; and at least what of its wait
         # for a core does not fit into the rest of the step.
         awake = positive(between - positive(step - exposed - cpu - ready))
-        part = np.divide(ready, cpu + ready, out=np.zeros_like(ready), where=cpu + ready > 0)
+        part = ratio(ready, cpu + ready, 0.0)
         taken = np.maximum(awake * part, ready - positive(step - between))
         between = between - np.clip(taken, 0.0, between)
     left = _give(cells, "between_steps", between, left)
@@ -480,7 +479,7 @@ def _of_cpu(
         asleep = np.where(cpu > 0, positive(step - exposed - cpu - ready - known), 0.0)
         left = _give(cells, "blocked", asleep, left)
         awake = own - cells["blocked"]
-        part = np.divide(left, awake, out=np.zeros_like(left), where=awake > 0)
+        part = ratio(left, awake, 0.0)
         left = _give(cells, "core_taken", ready * part, left)
     cells["compute"] = left
     _inflated(cells, instrument_ms)
@@ -532,8 +531,7 @@ class Exposed:
     def lost_to_ms(self) -> Floats:
         """Of caused_ms, what delays the others."""
         waited, lost = self.wait_ms.sum(axis=0), self.lost_ms.sum(axis=0)
-        part = np.divide(lost, waited, out=np.zeros_like(waited), where=waited > 0)
-        result: Floats = self.caused_ms * part
+        result: Floats = self.caused_ms * ratio(lost, waited, 0.0)
         return result
 
     @property
@@ -590,9 +588,7 @@ def _lost(judged: Run, ms: Floats, behind: str) -> Floats:
     is_known = ~np.isnan(ahead)
     lost = np.minimum(ahead, ms)
     known_ms = ms.sum(axis=1, where=is_known)
-    share = np.divide(
-        lost.sum(axis=1, where=is_known), known_ms, out=np.ones_like(known_ms), where=known_ms > 0
-    )
+    share = ratio(lost.sum(axis=1, where=is_known), known_ms, 1.0)
     result: Floats = np.where(is_known, lost, ms * share[:, None])
     return result
 
@@ -613,8 +609,7 @@ def _blame(judged: Run, exposed: Floats, wait: Floats) -> Floats:
             values[:, judged.judged_steps] for values in (arrivals.caused_ms, arrivals.exposed_ms)
         )
         matched = np.where(np.isfinite(matched), np.minimum(positive(matched), exposed), wait)
-        total = caused.sum(axis=0)
-        by_arrival = np.divide(caused, total, out=np.zeros_like(exposed), where=total > 0)
+        by_arrival = ratio(caused, np.broadcast_to(caused.sum(axis=0), caused.shape), 0.0)
         is_matched = arrivals.num_judged[:, judged.judged_steps].sum(axis=0) > 0
         blamed += np.where(is_matched, by_arrival - least, 0.0) * matched.sum(axis=0)
     return blamed

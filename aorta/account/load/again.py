@@ -41,13 +41,7 @@ def columns_of_rank(files: dict[int, RankFile], source: Source, rank: int) -> It
 def records_of(files: dict[int, RankFile], source: Source, rank: int) -> Iterator[StepRecord]:
     """Records of a rank; of steps that were done more than once, those that count."""
     done = files[rank].sources[source]
-    passes = dict(
-        zip(
-            done.global_step.tolist(),
-            zip(done.attempt.tolist(), done.rollbacks.tolist(), strict=True),
-            strict=True,
-        )
-    )
+    passes = done.passes
     return (
         record
         for record in with_unwritten(files[rank].path, [], left_out=files[rank].left_out)

@@ -102,13 +102,7 @@ def _history(ranks: Sequence[RankFile]) -> Iterator[str]:
         return
     done = max(ranks[0].sources.values(), key=lambda done: len(done.global_step))
     by_cause: dict[tuple[str, str], list[int]] = {}
-    last_passes = dict(
-        zip(
-            done.global_step.tolist(),
-            zip(done.attempt.tolist(), done.rollbacks.tolist(), strict=True),
-            strict=True,
-        )
-    )
+    last_passes = done.passes
     for step, earlier in done.repeated.items():
         if step in last_passes:
             cause = (_pass(earlier[-1], last_passes[step]), _pass(last_passes[step], earlier[-1]))

@@ -26,11 +26,12 @@ from aorta.account.metrics import (
     operations,
 )
 from aorta.account.numbers import none_if_nan
+from aorta.account.rows import ratio
 from aorta.records.schema import GPU_KINDS, RunRecord
+from aorta.timeline.types import PARTS_MS
 
 Floats = NDArray[np.float64]
 
-TOTAL_SUMS = ("comm_ms", "compute_ms", "hidden_ms", "exposed_ms", "idle_ms")
 NOT_GIVEN = {
     "tokens": "the program gave recorder.step no tokens",
     "flops_per_token": "the FLOPs of a token are not known: give aorta.instrument flops_per_token",
@@ -49,7 +50,7 @@ def add_measures(
     _complete_operations(metrics, collectives_kept)
     for name in PER_STEP:
         if f"{name}_ms" in metrics:
-            metrics.derive(f"{name}_per_step", _shares, f"{name}_ms", "step_ms")
+            metrics.derive(f"{name}_per_step", ratio, f"{name}_ms", "step_ms")
     num_ranks = metrics.shape[0]
     unknown = np.broadcast_to(np.nan, metrics.shape)
     for name in [of_operation(THROTTLED, reason) for reason in operations(metrics, THROTTLED)]:
@@ -85,8 +86,7 @@ def add_measures(
         if name in metrics:
             metrics[name] = np.diff(metrics[name], axis=1, prepend=np.nan)
     energy_mj = _sum_of_products(metrics["power_w"], metrics["step_ms"])  # watts times milliseconds
-    per_token = np.divide(energy_mj, total, out=np.full(total.shape, np.nan), where=total > 0)
-    metrics[ENERGY] = np.broadcast_to(per_token, metrics.shape)
+    metrics[ENERGY] = np.broadcast_to(ratio(energy_mj, total), metrics.shape)
     not_measured |= _reasons(metrics, run, not_measured)
 
 
@@ -112,9 +112,7 @@ def _zero_if_absent(values: Floats, total: Floats) -> Floats:
 
 
 def _per_s(work: Floats, step_ms: Floats) -> Floats:
-    per_s = np.full(step_ms.shape, np.nan)
-    np.divide(1e3 * work, step_ms, out=per_s, where=step_ms > 0)
-    return per_s
+    return ratio(1e3 * work, step_ms)
 
 
 def _sum_of_products(left: Floats, right: Floats) -> Floats:
@@ -194,12 +192,6 @@ def _is_count(value: Any) -> TypeGuard[int | float]:
     return isinstance(value, int | float) and not isinstance(value, bool) and value > 0
 
 
-def _shares(part_ms: Floats, step_ms: Floats) -> Floats:
-    shares = np.full(part_ms.shape, np.nan)
-    np.divide(part_ms, step_ms, out=shares, where=step_ms > 0)
-    return shares
-
-
 def totals_of_ranks(
     ranks: Sequence[int], metrics: Mapping[str, Floats], num_collectives: NDArray[np.int64]
 ) -> dict[int, dict[str, float | int | None]]:
@@ -210,7 +202,7 @@ def totals_of_ranks(
     """
     sums = {
         name: [none_if_nan(row.sum()) for row in metrics["step_ms" if name == "span_ms" else name]]
-        for name in ("span_ms", *TOTAL_SUMS)
+        for name in ("span_ms", *PARTS_MS)
     }
     return {
         rank: {

@@ -14,7 +14,7 @@ from aorta.account.load.rank.host import BEHIND_EXPOSED, BEHIND_WAITS
 from aorta.account.metrics import of_operation, operations
 from aorta.account.model import Arrivals, CallWaits, CollectiveKind
 from aorta.account.numbers import number
-from aorta.account.rows import row_blocks
+from aorta.account.rows import ratio, row_blocks
 from aorta.timeline.collective import POINT_TO_POINT
 from aorta.timeline.intervals import length_within, union
 from aorta.timeline.matching import CollectiveKey, Floats, Ints, RankCalls
@@ -230,9 +230,7 @@ def busbw_by_transfer(metrics: MutableMapping[str, Floats]) -> None:
 
 
 def _of_transfer(busbw_gb_s: Floats, transfer_ms: Floats, duration_ms: Floats) -> Floats:
-    longer = np.full(transfer_ms.shape, np.nan)
-    np.divide(duration_ms, transfer_ms, out=longer, where=transfer_ms > 0)
-    of_transfer: Floats = busbw_gb_s * longer
+    of_transfer: Floats = busbw_gb_s * ratio(duration_ms, transfer_ms)
     return of_transfer
 
 
@@ -278,7 +276,7 @@ def collectives(
         for key, parts in sums.items():
             num, sum_ms = (np.sum(part, axis=0) for part in zip(*parts, strict=True))
             kinds_by_key[key].count[i] = num
-            kinds_by_key[key].duration_ms[i] = _means(sum_ms, num)
+            kinds_by_key[key].duration_ms[i] = ratio(sum_ms, num)
     for i, (calls, waits) in enumerate(() if view is None else zip(view.calls, view.waits, strict=True)):
         column = np.where(calls.row >= 0, place[calls.row], -1)
         members: dict[CollectiveKey, list[int]] = {}
@@ -303,13 +301,6 @@ def _no_collectives(key: CollectiveKey, shape: tuple[int, int]) -> CollectiveKin
         wait_ms=np.full(shape, np.nan),
         transfer_ms=np.full(shape, np.nan),
     )
-
-
-def _means(sums: Floats, num: Floats) -> Floats:
-    """NaN of none."""
-    means = np.full(num.shape, np.nan)
-    np.divide(sums, num, out=means, where=num > 0)
-    return means
 
 
 def _add_waits(

@@ -8,13 +8,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aorta.account.results.schema import Better, Interval, Metric
-from aorta.timeline.noise import inflation
+from aorta.timeline.noise import NORMAL_95, inflation
 from aorta.timeline.statistics import MIN_STEPS, side
 from aorta.timeline.statistics import estimate as estimate_of
 
 Floats = NDArray[np.float64]
-
-NORMAL_95 = 1.959964
 
 
 def not_measured(unit: str, reason: str, better: Better = "neither") -> Metric:

@@ -52,6 +52,12 @@ class RankSteps:
     def num_calls(self) -> int:
         return 0 if self.calls is None else len(self.calls.row)
 
+    @property
+    def passes(self) -> dict[int, tuple[int, int]]:
+        """Attempt and rollbacks of the time that counts, by global step."""
+        of_step = zip(self.attempt.tolist(), self.rollbacks.tolist(), strict=True)
+        return dict(zip(self.global_step.tolist(), of_step, strict=True))
+
     def num_overlapping(self, rows: NDArray[np.intp]) -> int:
         """Windows of these rows, in order, that reach into the next one of them."""
         return int(np.count_nonzero(self.overlaps_next[rows[:-1]] & (np.diff(rows) == 1)))
