@@ -1,6 +1,6 @@
 """Faults and gaps of traces in words: of one rank (verdict), and of ranks side by side (verdict_of_ranks)."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from operator import attrgetter
 from typing import Literal, NamedTuple
 
@@ -47,17 +47,14 @@ def verdict(trace: RankTrace, sums: Total | None = None) -> list[Finding]:
     return sorted(findings, key=lambda finding: finding.severity != "warning")
 
 
-def _lost(q: TraceQuality, sums: Total) -> list[Finding]:
+def _lost(q: TraceQuality, sums: Total) -> Iterator[Finding]:
     """Findings about activities that the trace lacks."""
-    findings = []
     num_compute = (sums.num_kernels or 0) - sums.num_collectives
     if num_compute == 0 and sums.num_collectives:
-        findings.append(
-            Finding(
-                "warning",
-                "there are collectives but no other kernel: the compute stream is missing"
-                " (known of MI300X and MI350X with ROCm 7.0.1)",
-            )
+        yield Finding(
+            "warning",
+            "there are collectives but no other kernel: the compute stream is missing"
+            " (known of MI300X and MI350X with ROCm 7.0.1)",
         )
     if q.num_launches and q.num_launches_without_kernel:
         share = q.num_launches_without_kernel / q.num_launches
@@ -69,81 +66,60 @@ def _lost(q: TraceQuality, sums: Total) -> list[Finding]:
             text += ": the profiler dropped some"
         else:
             text += ": dropped, or not finished when the trace ended"
-        findings.append(Finding("warning" if share > FEW else "note", text))
+        yield Finding("warning" if share > FEW else "note", text)
     if q.num_missing_dispatches:
-        findings.append(
-            Finding(
-                "warning",
-                f"numbers missing from the sequence of dispatches: {q.num_missing_dispatches},"
-                " filtered out or dropped",
-            )
+        yield Finding(
+            "warning",
+            f"numbers missing from the sequence of dispatches: {q.num_missing_dispatches},"
+            " filtered out or dropped",
         )
     if q.num_without_time:
-        findings.append(
-            Finding("warning", f"activities without times, which are left out: {q.num_without_time}")
-        )
+        yield Finding("warning", f"activities without times, which are left out: {q.num_without_time}")
     if q.num_unlinked and q.num_launches is not None:
-        findings.append(
-            Finding(
-                "note",
-                f"{q.num_unlinked} of {q.num_activities} activities have no launch in the trace: they count"
-                " in total and in the windows that they ran in; no step counts their collectives as its own",
-            )
+        yield Finding(
+            "note",
+            f"{q.num_unlinked} of {q.num_activities} activities have no launch in the trace: they count"
+            " in total and in the windows that they ran in; no step counts their collectives as its own",
         )
-    return findings
 
 
-def _clocks(q: TraceQuality) -> list[Finding]:
+def _clocks(q: TraceQuality) -> Iterator[Finding]:
     """Findings about times that contradict each other."""
-    findings = []
     if q.num_before_launch:
-        findings.append(
-            Finding(
-                "warning" if q.worst_before_launch_us > 10 else "note",
-                f"activities that start before their launch: {q.num_before_launch}, by up to"
-                f" {q.worst_before_launch_us:.1f} µs; the clocks of host and device disagree",
-            )
+        yield Finding(
+            "warning" if q.worst_before_launch_us > 10 else "note",
+            f"activities that start before their launch: {q.num_before_launch}, by up to"
+            f" {q.worst_before_launch_us:.1f} µs; the clocks of host and device disagree",
         )
     if q.num_backwards:
-        findings.append(Finding("warning", f"activities that end before they start: {q.num_backwards}"))
-    return findings
+        yield Finding("warning", f"activities that end before they start: {q.num_backwards}")
 
 
-def _classes(q: TraceQuality, sums: Total) -> list[Finding]:
+def _classes(q: TraceQuality, sums: Total) -> Iterator[Finding]:
     """Findings about activities that may count as something else than they are."""
-    findings = []
     if q.num_unknown_collectives and q.unknown_comm_share is not None:
-        findings.append(
-            Finding(
-                "note",
-                f"the operation of {q.num_unknown_collectives} of {sums.num_collectives} collectives"
-                f" ({100 * q.unknown_comm_share:.1f} % of their time) is unknown",
-            )
+        yield Finding(
+            "note",
+            f"the operation of {q.num_unknown_collectives} of {sums.num_collectives} collectives"
+            f" ({100 * q.unknown_comm_share:.1f} % of their time) is unknown",
         )
     if q.num_peer_copies:
-        findings.append(
-            Finding(
-                "note",
-                "copies between devices that are tied to no collective count as copies:"
-                f" {q.num_peer_copies}, {q.peer_copy_ms:.3f} ms; a rule can make them communication",
-            )
+        yield Finding(
+            "note",
+            "copies between devices that are tied to no collective count as copies:"
+            f" {q.num_peer_copies}, {q.peer_copy_ms:.3f} ms; a rule can make them communication",
         )
     if q.num_copy_kernels:
-        findings.append(
-            Finding(
-                "note",
-                f"kernels that only copy count as compute: {q.num_copy_kernels}, {q.copy_kernel_ms:.3f} ms",
-            )
+        yield Finding(
+            "note",
+            f"kernels that only copy count as compute: {q.num_copy_kernels}, {q.copy_kernel_ms:.3f} ms",
         )
     if q.num_same_stream_overlaps:
-        findings.append(
-            Finding(
-                "note",
-                "kernels that start before their predecessor on the stream has ended:"
-                f" {q.num_same_stream_overlaps}",
-            )
+        yield Finding(
+            "note",
+            "kernels that start before their predecessor on the stream has ended:"
+            f" {q.num_same_stream_overlaps}",
         )
-    return findings
 
 
 def _severity(note: str) -> Severity:
@@ -174,46 +150,38 @@ def facts(trace: RankTrace, sums: Total) -> RankFacts:
     )
 
 
-def verdict_of_ranks(ranks: Sequence[RankFacts]) -> list[Finding]:
+def verdict_of_ranks(ranks: Sequence[RankFacts]) -> Iterator[Finding]:
     """Findings about ranks that do not fit together; empty where all fit."""
     if len(ranks) < 2:
-        return []
-    findings = []
+        return
     fewest, largest = (
         min(ranks, key=attrgetter("num_collectives")),
         max(ranks, key=attrgetter("num_collectives")),
     )
     if fewest.num_collectives != largest.num_collectives:
-        findings.append(
-            Finding(
-                "warning" if fewest.num_collectives * UNEQUAL < largest.num_collectives else "note",
-                f"ranks hold unequal numbers of collectives: rank {fewest.rank} {fewest.num_collectives},"
-                f" rank {largest.rank} {largest.num_collectives}",
-            )
+        yield Finding(
+            "warning" if fewest.num_collectives * UNEQUAL < largest.num_collectives else "note",
+            f"ranks hold unequal numbers of collectives: rank {fewest.rank} {fewest.num_collectives},"
+            f" rank {largest.rank} {largest.num_collectives}",
         )
     fewest, largest = min(ranks, key=attrgetter("num_kernels")), max(ranks, key=attrgetter("num_kernels"))
     if fewest.num_kernels * UNEQUAL < largest.num_kernels:
-        findings.append(
-            Finding(
-                "warning",
-                f"ranks hold unequal numbers of kernels: rank {fewest.rank} {fewest.num_kernels},"
-                f" rank {largest.rank} {largest.num_kernels}",
-            )
+        yield Finding(
+            "warning",
+            f"ranks hold unequal numbers of kernels: rank {fewest.rank} {fewest.num_kernels},"
+            f" rank {largest.rank} {largest.num_kernels}",
         )
     last = max(ranks, key=attrgetter("start_unix_ns"))
     first = min(ranks, key=attrgetter("end_unix_ns"))
     if last.start_unix_ns > first.end_unix_ns:
-        findings.append(
-            Finding(
-                "warning",
-                f"rank {last.rank} starts after rank {first.rank} has ended: clocks differ, or these are"
-                " windows of several runs",
-            )
+        yield Finding(
+            "warning",
+            f"rank {last.rank} starts after rank {first.rank} has ended: clocks differ, or these are"
+            " windows of several runs",
         )
     common = set(ranks[0].steps).intersection(*(rank_facts.steps for rank_facts in ranks[1:]))
     all_steps = {step for rank_facts in ranks for step in rank_facts.steps}
     if common != all_steps:
-        findings.append(
-            Finding("note", f"{len(all_steps) - len(common)} of {len(all_steps)} steps are not on all ranks")
+        yield Finding(
+            "note", f"{len(all_steps) - len(common)} of {len(all_steps)} steps are not on all ranks"
         )
-    return findings

@@ -44,12 +44,14 @@ INTEGERS = ("start_unix_ns", "num_collectives")
 
 
 class RunArrays:
-    """Ranks in order, whose numbers become rows as they come."""
+    """Ranks in order, whose numbers become rows as they come. Of each source, columns are the steps of the
+    first rank: every rank did no others."""
 
     def __init__(self, num_ranks: int) -> None:
         self.ranks: list[RankFile] = []
-        self.by_source: dict[Source, SourceArrays] = {}
         self._num_ranks, self._file = num_ranks, ArrayFile()
+        self._of_source: dict[Source, tuple[NDArray[np.int64], Arrays, Arrays]] = {}
+        """Steps, floats and integers."""
 
     @classmethod
     def of(cls, ranks: Sequence[RankFile]) -> "RunArrays":
@@ -59,48 +61,34 @@ class RunArrays:
         return arrays
 
     def add(self, rank: RankFile) -> None:
-        sources = {}
-        for source, of_rank in rank.sources.items():
-            if source not in self.by_source:
-                self.by_source[source] = SourceArrays(self._num_ranks, self._file)
-            sources[source] = self.by_source[source].add(len(self.ranks), of_rank)
+        sources = {source: self._taken(source, of_rank) for source, of_rank in rank.sources.items()}
         self.ranks.append(replace(rank, sources=sources))
 
-
-class SourceArrays:
-    """The rows by one source. Columns are the steps of the first rank: every rank did no others."""
-
-    def __init__(self, num_ranks: int, file: ArrayFile) -> None:
-        self._num_ranks, self._file = num_ranks, file
-        self._steps: NDArray[np.int64] | None = None
-        self._numbers: tuple[Arrays, Arrays] | None = None
-        """Floats, and integers."""
-
-    def add(self, row: int, of_rank: RankSteps) -> RankSteps:
-        """Take in the numbers of a rank as a row; the steps without them, which are those of the first rank
-        where they are alike."""
-        if self._steps is None or self._numbers is None:
-            self._steps = of_rank.global_step
-            shape = (self._num_ranks, len(self._steps))
+    def _taken(self, source: Source, of_rank: RankSteps) -> RankSteps:
+        """The steps of a rank without their numbers, which are a row then; the first rank's where these are
+        alike."""
+        if source not in self._of_source:
+            shape = (self._num_ranks, len(of_rank.global_step))
             file = self._file if shape[0] * shape[1] > MOST_IN_MEMORY else None
-            self._numbers = Arrays(shape, file), Arrays(shape, file, np.int64)
-        floats, integers = self._numbers
-        if np.array_equal(of_rank.global_step, self._steps):
-            of_rank = replace(of_rank, global_step=self._steps)
+            self._of_source[source] = of_rank.global_step, Arrays(shape, file), Arrays(shape, file, np.int64)
+        steps, floats, integers = self._of_source[source]
+        if np.array_equal(of_rank.global_step, steps):
+            of_rank = replace(of_rank, global_step=steps)
             places: NDArray[np.intp] | slice = slice(None)
         else:
-            places, _ = places_of(self._steps, of_rank)  # what the rank has not is chosen by nobody
+            places, _ = places_of(steps, of_rank)  # what the rank has not is chosen by nobody
         for name, values in of_rank.numbers.items():
-            (integers if name in INTEGERS else floats).set_row(name, row, values[places])
+            (integers if name in INTEGERS else floats).set_row(name, len(self.ranks), values[places])
         return replace(of_rank, numbers={})
 
-    def numbers(self, num_ranks: int, steps: NDArray[np.int64]) -> tuple[Arrays, Arrays, Arrays, Floats]:
+    def numbers(
+        self, source: Source, num_ranks: int, steps: NDArray[np.int64]
+    ) -> tuple[Arrays, Arrays, Arrays, Floats]:
         """Metrics, columns of the host, integers and host_bound of the first ranks in these steps, which all
         of them did."""
-        assert self._numbers is not None
-        assert self._steps is not None
-        columns = np.searchsorted(self._steps, steps)
-        floats, integers = (arrays.chosen(num_ranks, columns) for arrays in self._numbers)
+        own_steps, *arrays = self._of_source[source]
+        columns = np.searchsorted(own_steps, steps)
+        floats, integers = (of_type.chosen(num_ranks, columns) for of_type in arrays)
         in_order = [*METRICS, *sorted(floats.keys() - {*METRICS, *OF_RUN})]
         metrics, host_parts = floats.parted(
             [name for name in in_order if not name.startswith(HOST)],
@@ -175,7 +163,7 @@ def _one_source(files: RunFiles, arrays: RunArrays, source: Source) -> Run | Non
         steps = _undisturbed(steps, files.run, notes)
     if len(steps) == 0:
         return None
-    metrics, host_parts, integers, host_bound = arrays.by_source[source].numbers(len(ranks), steps)
+    metrics, host_parts, integers, host_bound = arrays.numbers(source, len(ranks), steps)
     start_ns, num_collectives = integers["start_unix_ns"], integers["num_collectives"]
     places = [places_of(steps, of_rank)[0] for of_rank in per_rank]
     has_details, collectives_kept, has_exposed = (
