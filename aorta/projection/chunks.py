@@ -23,7 +23,6 @@ from aorta.projection.plan import Plan
 from aorta.projection.prices import Priced, Pricer
 from aorta.projection.stages import Stage, Unit, host_cost, launch_s
 from aorta.projection.streams import (
-    STREAMS,
     Lanes,
     StreamRun,
     StreamTask,
@@ -194,28 +193,14 @@ def _chain(forward: Parts, backward: Parts, plan: Plan, pricer: Pricer, count: i
         lanes.add(ops, plan)
         return lanes.flush()
 
-    def send(priced: Priced, ready: tuple[int, ...]) -> int:
-        op = priced.op
-        assert isinstance(op, CollectiveOp)
-        return lanes.communicate(
-            STREAMS["ep"],
-            op.name,
-            priced.category,
-            op.op,
-            priced.seconds,
-            ready,
-            op.size_bytes,
-            priced.link_share,
-        )
-
     combined: int | None = None
     for _ in range(count):
-        grads_out = send(combine_grad, compute(before_grad))
+        grads_out = lanes.communicate(combine_grad, compute(before_grad))
         if combined is not None:
             compute(epilogue, combined)
-        tokens_out = send(dispatch, compute(attention))
-        grads_back = send(dispatch_grad, compute(experts_grad, grads_out))
-        combined = send(combine, compute(experts, tokens_out))
+        tokens_out = lanes.communicate(dispatch, compute(attention))
+        grads_back = lanes.communicate(dispatch_grad, compute(experts_grad, grads_out))
+        combined = lanes.communicate(combine, compute(experts, tokens_out))
         compute(attention_grad, grads_back)
     compute(epilogue, combined)
     return run(lanes.tasks, pricer.contention)

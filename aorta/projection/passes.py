@@ -9,7 +9,7 @@ from aorta.projection.pipeline import Chunk
 from aorta.projection.plan import Plan
 from aorta.projection.prices import Pricer
 from aorta.projection.stages import FREE, HostCost, Stage, Unit
-from aorta.projection.streams import STREAMS, Lanes
+from aorta.projection.streams import Lanes
 
 
 class DataParallel:
@@ -81,11 +81,7 @@ class DataParallel:
                 CollectiveOp(f"{unit.name}_{op}", "optimizer", op, axis, params * width)
             )
             if priced.seconds > 0:
-                name = f"{unit.name}_{op}"
-                size = params * width
-                last = lanes.communicate(
-                    STREAMS[axis], name, "dp_comm", op, priced.seconds, dependencies, size, priced.link_share
-                )
+                last = lanes.communicate(priced, dependencies)
                 dependencies = ()
             if op != "all_gather" and self.plan.replicas > 1:
                 last = self._sum_copies(lanes, unit, params * width / ranks, dependencies) or last
@@ -96,20 +92,12 @@ class DataParallel:
         self, lanes: Lanes, unit: Unit, shard_bytes: float, dependencies: tuple[int, ...]
     ) -> int | None:
         """Sums the sharded gradients over the copies of the model."""
-        name = f"{unit.name}_all_reduce"
-        priced = self.pricer.price(CollectiveOp(name, "optimizer", "all_reduce", "copies", shard_bytes))
+        priced = self.pricer.price(
+            CollectiveOp(f"{unit.name}_all_reduce", "optimizer", "all_reduce", "copies", shard_bytes)
+        )
         if priced.seconds <= 0:
             return None
-        return lanes.communicate(
-            STREAMS["copies"],
-            name,
-            "dp_comm",
-            "all_reduce",
-            priced.seconds,
-            dependencies,
-            shard_bytes,
-            priced.link_share,
-        )
+        return lanes.communicate(priced, dependencies)
 
 
 def forward(

@@ -103,27 +103,20 @@ class Lanes:
             self._parts, self._needs = [], set()
         return () if self._last is None else (self._last,)
 
-    def communicate(
-        self,
-        stream: str,
-        name: str,
-        category: str,
-        op: str,
-        seconds: float,
-        dependencies: tuple[int, ...],
-        size_bytes: float,
-        link_share: float = 1.0,
-    ) -> int:
+    def communicate(self, priced: Priced, dependencies: tuple[int, ...], share: float = 1.0) -> int:
+        """A collective, or that part of it, on the stream of its axis."""
+        op, seconds, category, _, link_share = priced
+        assert isinstance(op, CollectiveOp)
         self._append(
             StreamTask(
-                stream,
-                name,
+                STREAMS[op.axis],
+                op.name,
                 category,
-                seconds,
+                seconds * share,
                 dependencies,
                 (),
-                op,
-                size_bytes=size_bytes,
+                op.op,
+                size_bytes=op.size_bytes * share,
                 link_share=link_share,
             )
         )
@@ -199,33 +192,21 @@ class Lanes:
             self.need(task)
 
     def _collective(self, op: CollectiveOp, priced: Priced, plan: Plan, deferred: list[int]) -> None:
-        def send(share: float, dependencies: tuple[int, ...]) -> int:
-            return self.communicate(
-                STREAMS[op.axis],
-                op.name,
-                priced.category,
-                op.op,
-                priced.seconds * share,
-                dependencies,
-                op.size_bytes * share,
-                priced.link_share,
-            )
-
         chunk = 1 / plan.tp
         if op.overlap == "next":
-            deferred.append(send(1, self.flush()))
+            deferred.append(self.communicate(priced, self.flush()))
         elif op.overlap == "chunks_next":
             dependencies = self.flush()
-            self.need(send(chunk, dependencies))
-            deferred.append(send(1 - chunk, dependencies))
+            self.need(self.communicate(priced, dependencies, chunk))
+            deferred.append(self.communicate(priced, dependencies, 1 - chunk))
         elif op.overlap == "chunks_previous" and self._parts:
             name, kind, gemm_s = self._parts.pop()
             self.compute(name, kind, gemm_s * chunk)
-            send(1 - chunk, self.flush())
+            self.communicate(priced, self.flush(), 1 - chunk)
             self.compute(name, kind, gemm_s * (1 - chunk))
-            self.need(send(chunk, self.flush()))
+            self.need(self.communicate(priced, self.flush(), chunk))
         else:
-            self.need(send(1, self.flush()))
+            self.need(self.communicate(priced, self.flush()))
 
 
 class StreamRun(NamedTuple):
