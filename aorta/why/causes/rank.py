@@ -61,7 +61,7 @@ from aorta.why.causes.program import (
     workers_of,
 )
 from aorta.why.causes.rules import CauseRule, rules
-from aorta.why.causes.source import is_called_anew, source_of
+from aorta.why.causes.source import is_called_anew, made_in, pieces_of_run, source_of
 from aorta.why.causes.text import (
     FEWEST_STEPS,
     fact_texts,
@@ -724,10 +724,18 @@ def cause_of(
     if issuer := issuer_of(finding, judged):
         facts |= issuer
         facts.pop("merged", None)
+    told_by = (finding.facts.get("op"), finding.facts.get("origin"), issuer.get("layer"), "any")
+    keys = [str(one) for one in told_by if line is None or (one != "any" and finding.kind != "late_rank")]
+    key = next((one for one in keys if one in rule.made), "")
+    made = made_in(pieces_of_run(judged), key, rule.made[key][1], line) if key else ""
     may_grow = line is not None and finding.kind in MAY_GROW
     grows = growth_text(judged.whole or judged, line, finding.rank) if may_grow else ""
     often = value.often or (", growing" if grows else "")
-    subject = (filled(rule.subject, facts) or finding.kind) + in_line(line, finding) + often
+    place = in_line(line, finding)
+    if made:
+        place = f", {rule.made[key][0]} in {made}" + (f", used{place}" if place else "")
+        facts["at_line"] = f": at {made}"
+    subject = (filled(rule.subject, facts) or finding.kind) + place + often
     evidence = [*filter(None, (filled(text, facts) for text in rule.evidence)), *finding.evidence]
     if value.is_rare and "in_left_out" not in finding.facts:
         evidence.append(value.text(finding.ms, finding.facts.get("in_steps")))
@@ -750,6 +758,7 @@ def cause_of(
     )
     if IN_FORCE.search(told := without_in_force(filled(change.set, facts), stack)) and share < LEFT_IN_FORCE:
         return None
+    told += f": at {made}" if made not in told else ""
     more = MENDED_MORE if finding.kind in BY_IDLE_TIME and judged.source != "host" else MENDED_ERROR
     is_needless = finding.facts.get("origin") == "accumulated"
     # What a host fills again that is behind its device in other places as well.

@@ -1,19 +1,37 @@
-"""The program's source, as it was when the run began."""
+"""Lines of the program's source in which what a cause is of was made or set: samples show what runs, and not
+what to change. By syntax, of files that are as they were when the run began."""
 
 import ast
+import os
 import re
-from collections.abc import Iterable
+from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
+from aorta.account.cause import CodeLine
+from aorta.account.judge.sites import sites_of
+from aorta.account.judge.stacks import samples_of_ranks
+from aorta.account.model import Run, once_of_run
 from aorta.files import read_regular
 from aorta.records.schema import RunRecord
 from aorta.records.stacks import StackFrame
 
+MOST_FILES = 64
 MOST_BYTES = 1 << 20
 MOST_LINES = 3
 LOOPS = (ast.For, ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
 OF_TENSORS = re.compile(r"(items|keys|values|parameters|named_\w+|buffers|state_dict)\(")
 """What loops over the tensors of a model go through, and no loop of steps does."""
+COLLATES = re.compile(r"(?:collate_fn|data_collator)=(?:\w+\.)*(\w+)")
+ASSIGNS = re.compile(r"(?:self\.)?(\w+)(?: *:[^=]+)? *=(?!=)")
+FILLS = re.compile(r"[\w.]*\b(zeros|ones|full|empty|pad|pad_sequence|new_\w+)\(")
+
+
+class Piece(NamedTuple):
+    text: str
+    """Of an expression, a statement or an argument, to the end of its first line."""
+    at: StackFrame
+    lines: range
 
 
 def source_of(file: str, record: RunRecord | None) -> ast.Module | None:
@@ -25,19 +43,71 @@ def source_of(file: str, record: RunRecord | None) -> ast.Module | None:
         return None
 
 
-def lines_with_doubles(files: Iterable[str], record: RunRecord | None) -> str:
-    """'train.py:24, train.py:81', where these name torch.float64, or call double(); '' where none does."""
-    found = []
-    for file in sorted({*files}):
-        tree = source_of(file, record)
-        named = [node for node in ast.walk(tree) if isinstance(node, ast.Attribute)] if tree else []
-        numbers = {
-            node.lineno
-            for node in named
-            if node.attr == "double" or (node.attr == "float64" and ast.unparse(node.value) == "torch")
-        }
-        found += [StackFrame(file, number, "<module>", True).text for number in sorted(numbers)]
-    return ", ".join(found[:MOST_LINES]) + (", and others" if len(found) > MOST_LINES else "")
+@once_of_run
+def pieces_of_run(judged: Run) -> list[Piece]:
+    files = [*filter(os.path.isabs, [] if judged.record is None else judged.record.command[:1])]
+    samples = samples_of_ranks(judged.whole or judged)
+    files += [frame.file for one in samples for frame in one.stacks.frames if frame.is_program]
+    files += [row.file for row in sites_of(judged) if row.is_program]
+    return pieces_of(files, judged.record)
+
+
+def pieces_of(files: list[str], record: RunRecord | None) -> list[Piece]:
+    """Of these files, and of those beside them that they import; in their order."""
+    found: list[Piece] = []
+    paths = [*dict.fromkeys(files)][:MOST_FILES]
+    for path in paths:  # grows
+        if (tree := source_of(path, record)) is not None:
+            pieces = sorted(_of_tree(path, tree), key=lambda one: one.at.line)
+            imports = [re.match(r"(?:from|import) ([\w.]+)", one.text) for one in pieces]
+            beside = [Path(path).parent / f"{one[1].replace('.', '/')}.py" for one in imports if one]
+            more = [str(file) for file in dict.fromkeys(beside) if file.is_file() and str(file) not in paths]
+            paths += more[: MOST_FILES - len(paths)]
+            found += pieces
+    return found
+
+
+def _of_tree(file: str, tree: ast.Module) -> Iterator[Piece]:
+    lines = read_regular(file, MOST_BYTES).splitlines()
+    inside: list[tuple[str, ast.AST]] = [("", tree)]
+    while inside:
+        function, node = inside.pop()
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            function = f"{function}.{node.name}".lstrip(".")
+        if isinstance(node, ast.expr | ast.stmt | ast.keyword) and node.lineno <= len(lines):
+            text = lines[node.lineno - 1][node.col_offset :].decode(errors="replace")
+            at = StackFrame(file, node.lineno, function or "<module>", True)
+            yield Piece(text, at, range(node.lineno, (node.end_lineno or node.lineno) + 1))
+        inside += [(function, child) for child in ast.iter_child_nodes(node)]
+
+
+def made_in(pieces: list[Piece], key: str, begins: str, line: CodeLine | None) -> str:
+    """'Ranker.__init__(), train.py:32 and train.py:33', where pieces begin so; '' of more than MOST_LINES and
+    of the line that runs."""
+    found = [one for one in pieces if re.match(begins, one.text)]
+    assigned = [] if line is None else _assigned(line, found, pieces)
+    found = assigned or ([] if key == "unread" else found)
+    if key == "padding" and not found:  # the first tensor that a collate function makes
+        collates = {told[1] for one in pieces if (told := COLLATES.match(one.text)) is not None}
+        of_them = [one for one in pieces if one.at.function.rpartition(".")[2] in collates]
+        found = [one for one in of_them if FILLS.match(one.text)][:1] or of_them[:1]
+    at = [*dict.fromkeys(one.at for one in found)]
+    is_known = line is not None and (line.file, line.line) in [(one.file, one.line) for one in at]
+    names = [one.text if one is at[0] else f"{Path(one.file).name}:{one.line}" for one in at]
+    return "" if is_known or len(at) > MOST_LINES else " and ".join(names)
+
+
+def _assigned(line: CodeLine, found: list[Piece], pieces: list[Piece]) -> list[Piece]:
+    """What assigns one of them to what the line uses: an attribute, in its class, or a name."""
+    used, assigned = set(), []
+    for one in (one for one in pieces if one.at.file == line.file):
+        used |= {*re.findall(r"\w+", one.text)} if one.at.line == line.line else set()
+        is_seen = one.at.function.partition(".")[0] in (line.function.partition(".")[0], "<module>")
+        if is_seen and (target := ASSIGNS.match(one.text)):
+            assigned += [
+                (target[1], one) for each in found if each.at.line in one.lines and each.at.file == line.file
+            ]
+    return [one for name, one in assigned if name in used]
 
 
 def is_called_anew(tree: ast.Module, line: int, name: str) -> bool:

@@ -1,22 +1,157 @@
-"""The program's own files, read for what records do not tell."""
+"""Where what a cause is of was made, by the source of a program that is written here."""
 
 import ast
 import os
 import time
 from types import SimpleNamespace
 
+import msgspec
 import pytest
 
-from aorta.why.causes.source import is_called_anew, lines_with_doubles, source_of
+from aorta.account.cause import CodeLine
+from aorta.account.judge.judged import judge
+from aorta.account.load.open import load_run
+from aorta.records.files import sites_name
+from aorta.records.schema import CallSite, CallSites
+from aorta.why.causes import rank, source
+from aorta.why.causes.rules import rules
+from aorta.why.causes.source import is_called_anew, pieces_of, source_of
+from tests.why.causes.runs import Host, causes, run_of, waited
+from tests.why.causes.stacks import COMMON, TRAIN, write_stacks
 
-PROGRAM = "import torch\nTYPE = torch.float64\nx = [].double()\nnumpy.float64(3)\n"
+BEGAN_NS = 10**18
+BEGAN = SimpleNamespace(started_unix_ns=BEGAN_NS)
+PROGRAM = """\
+import torch
+import torch.nn as nn
+from torch.distributed.fsdp import FullyShardedDataParallel as FSDP
+from torch.distributed.pipelining import ScheduleGPipe
+from torch.optim.lr_scheduler import LambdaLR
+import reviews
 
 
-@pytest.fixture
-def program(tmp_path):
-    file = tmp_path / "train.py"
-    file.write_text(PROGRAM)
-    return file
+class Ranker(nn.Module):
+    def __init__(self):
+        self.user, self.bias = nn.Embedding(500_000, 32), 0.0
+        self.item = nn.Embedding(900_000, 32)
+        self.word = nn.Embedding(900_000, 32)
+        self.net = nn.Sequential(
+            nn.Linear(32, 32),
+            nn.ReLU(),
+        )
+
+    def forward(self, user, item):
+        return self.net(self.item(item))
+
+
+class Pretrained(nn.Module):
+    def __init__(self):
+        self.item = nn.Embedding(10, 10)
+
+
+def fill(rows):
+    width = 512
+    ids = torch.zeros(len(rows), width)
+    mask = torch.zeros(len(rows), width)
+    return ids, mask
+
+
+def main(rank, world):
+    torch.autograd.set_detect_anomaly(True)
+    net = nn.SyncBatchNorm.convert_sync_batchnorm(Ranker())
+    net = FSDP(net)
+    device = torch.device(f"cuda:{[0, 1][rank % 2]}")
+    loader = torch.utils.data.DataLoader(reviews.part(rank, world), collate_fn=fill)
+    schedule = ScheduleGPipe(net, n_microbatches=1)
+    LambdaLR(None, None)
+    loss = net(1)
+"""
+REVIEWS = """\
+def part(rank, world):
+    rows = [*range(1000)]
+    share = len(rows) // world
+    return rows[rank * share : (rank + 1) * share]
+"""
+
+
+def pieces(tmp_path, **sources):
+    for name, text in {"train": PROGRAM, "reviews": REVIEWS, **sources}.items():
+        (tmp_path / f"{name}.py").write_text(text)
+        os.utime(tmp_path / f"{name}.py", ns=(0, BEGAN_NS))
+    return pieces_of([str(tmp_path / "train.py")], BEGAN)
+
+
+def at(tmp_path, line, function):
+    return CodeLine(file=str(tmp_path / "train.py"), line=line, function=function, text="")
+
+
+def made_in(found, kind, key, line):
+    return source.made_in(found, key, rules()[kind].made[key][1], line)
+
+
+@pytest.mark.parametrize(
+    ("kind", "key", "told"),
+    [
+        ("small_messages", "SyncBatchNorm", "main(), train.py:37"),
+        ("small_units", "any", "main(), train.py:38"),
+        ("bubble", "any", "main(), train.py:41"),
+        ("program_code", "anomaly", "main(), train.py:36"),
+        ("compute", "padding", "fill(), train.py:30"),
+        ("imbalance", "batches", "part(), reviews.py:4"),
+    ],
+)
+def test_what_a_cause_is_of_is_found_where_it_is_made(tmp_path, kind, key, told):
+    assert made_in(pieces(tmp_path), kind, key, None) == told
+
+
+def test_of_several_tables_the_one_is_meant_that_the_line_looks_up(tmp_path):
+    made = made_in(pieces(tmp_path), "compute", "rows", at(tmp_path, 20, "Ranker.forward"))
+    assert made == "Ranker.__init__(), train.py:12"
+
+
+def test_of_more_lines_than_can_be_looked_at_none_is_told(tmp_path):
+    assert made_in(pieces(tmp_path), "compute", "rows", None) == ""
+
+
+def test_two_lines_are_both_told(tmp_path):
+    program = "import torch\ntable = torch.nn.Embedding(9, 9)\nother = torch.nn.EmbeddingBag(9, 9)\n"
+    made = made_in(pieces(tmp_path, train=program), "compute", "rows", None)
+    assert made == "train.py:2 and train.py:3"
+
+
+def test_a_module_is_made_where_what_the_line_calls_is_assigned(tmp_path):
+    found = pieces(tmp_path)
+    assert (
+        made_in(found, "compute", "unread", at(tmp_path, 43, "main")) == "main(), train.py:37 and train.py:38"
+    )
+    in_forward = made_in(found, "compute", "unread", at(tmp_path, 20, "Ranker.forward"))
+    assert in_forward == "Ranker.__init__(), train.py:12 and train.py:14"
+    assert made_in(found, "compute", "unread", None) == ""
+
+
+def test_the_argument_that_fills_rows_to_one_length_is_the_line(tmp_path):
+    program = 'rows = tokenizer(\n    texts,\n    padding="max_length",\n)\n'
+    assert made_in(pieces(tmp_path, train=program), "compute", "padding", None) == "train.py:3"
+    assert (
+        made_in(pieces(tmp_path, train="rows = tokenizer(texts, padding=True)\n"), "compute", "padding", None)
+        == ""
+    )
+
+
+def test_the_line_that_runs_is_not_told_again(tmp_path):
+    assert made_in(pieces(tmp_path), "bubble", "any", at(tmp_path, 41, "main")) == ""
+
+
+def test_a_sampler_deals_to_ranks_without_naming_them(tmp_path):
+    program = "from torch.utils.data import DistributedSampler\nsampler = DistributedSampler(rows)\n"
+    assert made_in(pieces(tmp_path, train=program), "imbalance", "batches", None) == "train.py:2"
+
+
+def test_lines_that_ask_for_fp64(tmp_path):
+    program = "import torch\nTYPE = torch.float64\nx = [].double()\nnumpy.float64(3)\n"
+    assert (
+        made_in(pieces(tmp_path, train=program), "compute", "all_fp64", None) == "train.py:2 and train.py:3"
+    )
 
 
 def record(seconds=60):
@@ -24,8 +159,11 @@ def record(seconds=60):
     return SimpleNamespace(started_unix_ns=time.time_ns() + int(seconds * 1e9))
 
 
-def test_lines_that_ask_for_fp64(program):
-    assert lines_with_doubles([str(program)], record()) == "train.py:2, train.py:3"
+@pytest.fixture
+def program(tmp_path):
+    file = tmp_path / "train.py"
+    file.write_text(PROGRAM)
+    return file
 
 
 def test_a_file_that_was_written_since_is_not_read(program):
@@ -55,3 +193,44 @@ def test_what_is_no_program_is_left_out(program, make):
 ])  # fmt: skip
 def test_a_state_that_a_loop_asks_for_anew(text, found):
     assert is_called_anew(ast.parse(text), text.count("\n") + 1, "state_dict") == found
+
+
+def told(folder):
+    return causes(judge(load_run(folder, "run")))[0]
+
+
+def test_the_line_to_change_comes_before_the_one_that_runs(tmp_path, monkeypatch):
+    """Layers of SyncBatchNorm send in line 20 of a program that makes them in line 37 of another file."""
+
+    def many_small(rank, step, noise):
+        host = Host().work(10.0 * noise.gauss(1, 0.01))
+        for _ in range(12):
+            host.comm(1.5, size=1 << 12)
+        return host
+
+    (tmp_path / "run").mkdir()
+    folder = run_of(tmp_path / "run", many_small)
+    site = CallSite(
+        op="all_reduce", moves="a tensor", file=TRAIN, line=20, function="main", num_calls=24, bytes=1 << 17,
+        is_program=True,
+    )  # fmt: skip
+    for rank_number in (0, 1):
+        told_sites = msgspec.json.encode(CallSites(num_steps=2, sites=[site]))
+        (folder / sites_name(rank_number)).write_bytes(told_sites)
+        write_stacks(folder, rank_number, COMMON, ("norm", "forward", "runs", 18.0))
+    before = told(folder)
+    monkeypatch.setattr(rank, "pieces_of_run", lambda _: pieces(tmp_path))
+    cause, made = told(folder), "main(), train.py:37"
+    assert before.subject.endswith(" in main(), train.py:20")
+    assert cause.subject.endswith(f", of SyncBatchNorm made in {made}, used in main(), train.py:20")
+    assert cause.change == f"{before.change}: at {made}"
+
+
+def test_of_a_late_rank_is_told_where_it_gets_its_part(tmp_path, monkeypatch):
+    (tmp_path / "run").mkdir()
+    folder = run_of(tmp_path / "run", lambda *step: waited(8.0, *step))
+    monkeypatch.setattr(rank, "pieces_of_run", lambda _: pieces(tmp_path))
+    cause = told(folder)
+    place = "part(), reviews.py:4"
+    assert cause.subject == f"waiting for rank {cause.rank}, whose part is dealt out in {place}"
+    assert cause.change.endswith(f": at {place}")

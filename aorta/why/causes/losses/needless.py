@@ -30,7 +30,6 @@ from aorta.traces.classify import COMM_RULES, classifier, kernel_class
 from aorta.why.causes.finding import CauseFinding, Floats
 from aorta.why.causes.losses.parts import CPU_BYTES_PER_S, WORK, beside_others, work_ms_of
 from aorta.why.causes.program import bytes_of_optimizers, noted_program
-from aorta.why.causes.source import lines_with_doubles
 
 TAKES: dict[tuple[str, ...], float] = {WORK: 1.0}
 PRODUCTS = ("gemm", "attention")
@@ -258,10 +257,9 @@ def _all_in_fp64(
     judged: Run, work: WorkOfStep | None, ms: Floats, takes: dict[tuple[str, ...], float]
 ) -> CauseFinding:
     """Of ms, which are all of such work."""
-    record, at = judged.record, None if work is None else work.fp64_at or work.model_at
-    files = [*(() if at is None else (at.file,)), *(() if record is None else record.command[:1])]
+    at = None if work is None else work.fp64_at or work.model_at
     facts: dict[str, object] = {"op": "all_fp64", "what": "a network in fp64", "at": at}
-    facts |= {"fp64_ms": float(ms.mean()), "asked_at": lines_with_doubles(files, record) or None}
+    facts["fp64_ms"] = float(ms.mean())
     facts["tf32"] = "torch.set_float32_matmul_precision('high')" if _tf32_as_fast(judged) else None
     return CauseFinding("compute", FP64_MORE * ms, takes, facts=facts)
 

@@ -32,6 +32,7 @@ def outside_cause(
     half = NORMAL_95 * float(long.std(ddof=1)) / math.sqrt(len(long))
     part, share = num_ranks * part, num_ranks * float(long.sum() / (steps_ms + long.sum()))
     who = waits = shared = ""
+    place = "" if line is None else line.text + (f" (called from {line.caller})" if line.caller else "")
     if rank is not None:
         own = quantity(num_ranks * each, "ms")
         who, shared = f" on rank {rank}", ", or let each rank do a part of it"
@@ -39,7 +40,7 @@ def outside_cause(
     interval = ratio_interval(part * each, part * half, (steps_ms + float(long.sum())) / len(gaps))
     return Cause(
         kind="between_steps",
-        subject=f"evaluation or other work in no step{who}" + (f" in {line.text}" if line else ""),
+        subject=f"evaluation or other work in no step{who}" + (f" in {place}" if place else ""),
         ms=part * each,
         interval_ms=interval,
         why_no_interval="" if interval else "the gaps differ too much for an interval",
@@ -50,7 +51,7 @@ def outside_cause(
             f" {quantity(long.sum() / 1e3, 's')}: {percent(share)} of the time from the first judged step to"
             f" the last, in no step{waits}",
         ),
-        change=f"do {f'what {line.text} does' if line else 'it'} less often, or on fewer batches{shared}",
+        change=f"do {f'what {place} does' if place else 'it'} less often, or on fewer batches{shared}",
         line=line,
         check=f"aorta compare {path} NEW; between of account.wall_ms should fall",
         source="records",
