@@ -12,6 +12,7 @@ from typing import Any
 import hypothesis
 import pytest
 
+from tests.dist import launch
 from tests.tiers import FIRST, ProcessWatch, leaves_the_process
 
 # The tests' tensors are small: threads within an operation only take cores from other processes. Set before
@@ -89,6 +90,11 @@ def pytest_xdist_auto_num_workers() -> int:
     since many tests have two ranks of their own; none on GPUs, where tests must not meet."""
     has_gpu = Path("/dev/kfd").exists() or Path("/dev/nvidiactl").exists()
     return 0 if has_gpu else min(3, (os.cpu_count() or 1) + 1)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if hasattr(config, "workerinput"):
+        launch.SHARED_BY_WORKERS.append(Path(config.getoption("basetemp")).parent)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

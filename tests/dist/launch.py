@@ -4,6 +4,7 @@ A rank that imports torch, FSDP and the training loop by itself takes 8 s of CPU
 """
 
 import atexit
+import fcntl
 import multiprocessing
 import os
 import pickle
@@ -21,7 +22,7 @@ from collections.abc import Callable, Iterator
 from contextlib import chdir, contextmanager
 from dataclasses import dataclass
 from functools import cache
-from multiprocessing import forkserver
+from multiprocessing import forkserver, resource_tracker
 from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,8 @@ from typing import Any
 from tests.limits import LIMIT_S
 
 _ROOT = Path(__file__).parents[2]
+SHARED_BY_WORKERS: list[Path] = []
+"""A folder of the test run, where it has several workers."""
 
 
 class RankFailure(AssertionError):
@@ -178,8 +181,33 @@ def _context() -> Any:
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["tests.dist.forked_from"])
     with chdir(_ROOT):  # where the server finds what it loads
-        forkserver.ensure_running()
+        if SHARED_BY_WORKERS:
+            _join_server(SHARED_BY_WORKERS[0])
+        else:
+            forkserver.ensure_running()
     return context
+
+
+def _join_server(folder: Path) -> None:
+    """One server for all workers of a test run, as for a process and its children: its start takes 8 s of CPU.
+
+    It ends with the last process that holds its pipe, whichever of the workers started it.
+    """
+    server: Any = forkserver._forkserver  # type: ignore[attr-defined]
+    place = folder / "fork_server"
+    with (folder / "fork_server.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        try:
+            pid, pipe, address = place.read_text().split()
+            server._forkserver_alive_fd = os.open(f"/proc/{pid}/fd/{pipe}", os.O_WRONLY)
+        except OSError:  # none yet, the worker that started it is gone, or this is no Linux
+            config: dict[str, Any] = multiprocessing.current_process()._config  # type: ignore[attr-defined]
+            config["tempdir"] = str(folder)  # or the address goes with this worker
+            forkserver.ensure_running()
+            place.write_text(f"{os.getpid()} {server._forkserver_alive_fd} {server._forkserver_address}")
+        else:
+            server._forkserver_address = address
+            server.ensure_running = resource_tracker.ensure_running  # it cannot wait for another's child
 
 
 def _python_main(folder: Path, cwd: str, environment: dict[str, str], words: list[str]) -> None:
