@@ -6,7 +6,8 @@ others do, in the same step, is the reason, the most specific first; each ms of 
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -42,6 +43,7 @@ from aorta.why.causes.losses.program_code import own_of_rank
 
 IN_TURN = "different ranks in turn"
 ASLEEP = "host asleep within the step"
+ASLEEP_ON = "on a lock, a pipe, a file, other threads"
 LOCKED_OUT = "another thread that holds the interpreter's lock"
 WORDS: dict[str, str] = {
     "between_steps": "time between steps",
@@ -256,7 +258,7 @@ def _late_rank(judged: Run, parts: Parts, left: Floats) -> Iterator[CauseFinding
         facts["num_last"] = int(arrivals.num_last[worst, judged.judged_steps].sum())
         facts["num_judged"] = int(arrivals.num_judged[worst, judged.judged_steps].sum())
     on_core = _on_core(parts, late)
-    evidence = [] if on_core is None else [on_core.text(late)]
+    evidence = [] if on_core is None else [on_core.text(late.when, "it has more work, or a slower core")]
     own = "blocked"
     if on_core is None:
         work, others_work = _of_rank(parts.compute_ms, late)
@@ -294,7 +296,7 @@ def _late_rank(judged: Run, parts: Parts, left: Floats) -> Iterator[CauseFinding
     if on_core is not None and not on_core.sleeps:
         longer = _longer_passes(judged, late)
         if longer is not None:
-            yield _of_shared_work(judged, parts, late, facts, [on_core.text(late, longer)])
+            yield _of_shared_work(judged, parts, late, facts, [on_core.text(late.when, longer)])
             return
         own, facts["least_part"] = "compute", 1 - 1 / len(ranks)  # the others may have to do their part of it
     yield _finding_of(late, ranks[worst], of_one_rank(len(ranks), own, *ANY_CELL), facts, evidence)
@@ -318,14 +320,10 @@ def _of_shared_work(
     judged: Run, parts: Parts, late: Lateness, facts: dict[str, object], evidence: list[str]
 ) -> CauseFinding:
     """Of a rank with more work: it does not vanish, and what equal work saves is its excess over the mean."""
-    num, occasions = len(judged.ranks), late.occasions
-    part = 1 - 1 / num
+    num, occasions, part = len(judged.ranks), late.occasions, 1 - 1 / len(judged.ranks)
     if occasions is not None:
-        occasions = replace(
-            occasions,
-            excess_ms=part * occasions.excess_ms,
-            usual_error_ms=part * occasions.usual_error_ms,
-        )
+        shared_ms = {name: part * getattr(occasions, name) for name in ("excess_ms", "usual_error_ms")}
+        occasions = replace(occasions, **shared_ms)
     less = replace(late, ms=part * late.ms, occasions=occasions)
     found = _finding_of(less, judged.ranks[late.row], {WAIT: 1.0}, facts, evidence)
     mine, others = _of_rank(parts.compute_ms, late)
@@ -342,17 +340,16 @@ def _longer_passes(judged: Run, late: Lateness) -> str | None:
     names = (f"{PHASE}forward", f"{HOST}backward", f"{PHASE}optimizer")
     if not set(names) <= judged.host_parts.keys():
         return None
-    columns = [positive(judged.host_parts[name][:, judged.judged_steps]) for name in names]
-    (forward, backward, update) = (_of_rank(column, late) for column in columns)
-    passes, others_passes = forward[0] + backward[0], forward[1] + backward[1]
-    is_longer = all(mine > UNEQUAL * others > 0 for mine, others in (forward, backward))
+    columns = (positive(judged.host_parts[name][:, judged.judged_steps]) for name in names)
+    of_both = [_of_rank(column, late) for column in columns]
+    forward, backward, update = (mine / others if others > 0 else 0.0 for mine, others in of_both)
+    passes = min(forward, backward)
     # As long as the others' rather than longer by as much as the passes are.
-    if not is_longer or not 0 < update[0] < math.sqrt(passes / others_passes) * update[1]:
+    if passes <= UNEQUAL or not 0 < update < math.sqrt(passes):
         return None
     return (
-        f"forward and backward take {passes / others_passes:.2g} times as long there, and the optimizer,"
-        f" which has as much to do on all, {update[0] / update[1]:.2g} times: it has more work, and no slower"
-        " core"
+        f"forward and backward take {forward:.2g} and {backward:.2g} times as long there, and the optimizer,"
+        f" which has as much to do on all, {update:.2g} times: it has more work, and no slower core"
     )
 
 
@@ -413,8 +410,7 @@ def _of_rank(values: Floats, late: Lateness) -> tuple[float, float]:
     return tuple(float(row[late.row, late.steps].mean()) for row in (values, of_the_others(values)))  # type: ignore[return-value]
 
 
-@dataclass(frozen=True, slots=True)
-class _OnCore:
+class _OnCore(NamedTuple):
     """What a rank's thread and those of the others do outside of collectives, in ms a step."""
 
     cpu_ms: float
@@ -430,17 +426,13 @@ class _OnCore:
     def sleeps(self) -> bool:
         return self.asleep_ms - self.others_asleep_ms > self.cpu_ms - self.others_cpu_ms
 
-    def text(self, late: Lateness, why: str = "it has more work, or a slower core") -> str:
-        when = late.when
+    def text(self, when: str, why: str) -> str:
+        cpu, others_cpu, asleep, others = (quantity(ms, "ms") for ms in self)
         if self.sleeps:
             return (
-                f"outside of collectives its thread sleeps {quantity(self.asleep_ms, 'ms')} {when}, the"
-                f" others' {quantity(self.others_asleep_ms, 'ms')}: on a lock, a pipe, a file, other threads"
+                f"outside of collectives its thread sleeps {asleep} {when}, the others' {others}: {ASLEEP_ON}"
             )
-        return (
-            f"its thread uses {quantity(self.cpu_ms, 'ms')} of CPU {when}, the others'"
-            f" {quantity(self.others_cpu_ms, 'ms')}: {why}"
-        )
+        return f"its thread uses {cpu} of CPU {when}, the others' {others_cpu}: {why}"
 
 
 def _on_core(parts: Parts, late: Lateness) -> _OnCore | None:
@@ -451,14 +443,10 @@ def _on_core(parts: Parts, late: Lateness) -> _OnCore | None:
     asleep = positive(parts.step_ms - exposed - parts.cpu_ms - parts.taken_ms)
     parts_ms = (parts.cpu_ms, of_the_others(parts.cpu_ms), asleep, of_the_others(asleep))
     by_step = np.stack([part[late.row] for part in parts_ms])
-    if late.occasions is None:
-        return _OnCore(*by_step.mean(axis=1).tolist())
     # What comes behind the last collective of a step delays the others in the next one.
-    within, before = (
-        _OnCore(*np.roll(by_step, num, axis=1)[:, late.occasions.is_slow].mean(axis=1).tolist())
-        for num in (0, 1)
-    )
-    return within if within.more_ms >= before.more_ms else before
+    moved = (0,) if late.occasions is None else (0, 1)
+    of_steps = (np.roll(by_step, num, axis=1)[:, late.steps].mean(axis=1).tolist() for num in moved)
+    return max((_OnCore(*means) for means in of_steps), key=lambda one: one.more_ms)
 
 
 def _asleep(parts: Parts, late: Lateness) -> str | None:
@@ -471,7 +459,7 @@ def _asleep(parts: Parts, late: Lateness) -> str | None:
         return None
     return (
         f"its device idles {quantity(asleep_ms, 'ms')} {late.when} while the host's thread sleeps, the"
-        f" others' {quantity(others_ms, 'ms')}: on a lock, a pipe, a file, other threads"
+        f" others' {quantity(others_ms, 'ms')}: {ASLEEP_ON}"
     )
 
 
