@@ -52,8 +52,8 @@ WIDEST = 4.0
 """Factor above which an interval tells nothing."""
 
 
-MOST = "at most"
-"""Begins why a cause has no interval, where its ms are the most that mending saves."""
+MOST, LEAST = "at most", "at least"
+"""Begin why a cause has no interval, where its ms are the most or the least that mending saves."""
 TELLING = 0.5
 """Of the step, below which what it takes at least tells nothing."""
 
@@ -129,8 +129,8 @@ class Cause(msgspec.Struct, frozen=True, kw_only=True):
         of_what = "of the trace" if self.is_of_trace else "a step" if self.is_in_step else "for each step"
         what = "the trace" if self.is_of_trace else "a step"
         of_run = "" if self.is_in_step else " of the run"
-        most = "at most " if self.why_no_interval.startswith(MOST) else ""
-        text = f"{self.subject}: {most}{number(self.ms)} ms {of_what}, {percent(self.share)}{of_run}"
+        bound = "".join(f"{words} " for words in (MOST, LEAST) if self.why_no_interval.startswith(words))
+        text = f"{self.subject}: {bound}{number(self.ms)} ms {of_what}, {percent(self.share)}{of_run}"
         if self.interval_ms is not None:
             text += f" [{number(self.interval_ms[0])}, {number(self.interval_ms[1])}] ms"
         if self.bound_ms is not None and self.bound_ms >= TELLING * self.ms / self.share:

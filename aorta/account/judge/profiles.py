@@ -130,7 +130,7 @@ class Difference:
     """What one side does and the other does not, line by line."""
 
     title: str
-    """'what rank 1 does and the others do not'"""
+    """'rank 1 against the others'"""
     lines: list[Line]
     """Of a step; first those in which the first side spends more."""
 
@@ -147,7 +147,7 @@ def told_differences(judged: Run, late: int | None) -> list[Difference]:
     parts = rank_parts(judged, named)
     others = [part for rank, part in parts.items() if rank != late]
     if late in parts and others:
-        title = f"what rank {late} does and the others do not"
+        title = f"rank {late} against the others"
         found.append(Difference(title, differences([parts[late]], others, step_ms)))
     slow = slow_and_usual(judged, named)
     if slow is not None:

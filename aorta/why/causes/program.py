@@ -73,8 +73,8 @@ MOST_WORKERS = 4
 CROWDED = 0.1
 """Part of the step in which others have the cores, from which on no core is free."""
 USUAL_BUCKET_MB = 25.0
-SYNCED_SINCE = (2, 13)
-"""torch, which calls DDP's broadcast_buffers forward_sync_buffers, and warns of the old name."""
+SYNCED = re.compile(r"2\.(1[3-9]|[2-9]\d)|[3-9]\.")
+"""Versions of torch that call DDP's broadcast_buffers forward_sync_buffers, and warn of the old name."""
 WEIGHTS_OF_A_BLOCK = 4
 UNIT_BYTES = 80 << 20
 """Of parameters, that are worth several units, of 10 MB each."""
@@ -151,6 +151,8 @@ def program_of(run: RunRecord | None) -> tuple[frozenset[str], dict[str, str]]:
     wrapper = _largest(program.get("wrappers"), "parameter_bytes")
     if wrapper is not None:
         _ddp(wrapper, names, facts)
+        is_new = SYNCED.match((run and run.versions.get("torch")) or "")
+        facts["buffers_option"] = f"{'forward_sync' if is_new else 'broadcast'}_buffers"
     units = _rows(program.get("units"))
     if units:
         _units(units, names, facts)
@@ -178,13 +180,6 @@ def program_of(run: RunRecord | None) -> tuple[frozenset[str], dict[str, str]]:
     if isinstance(modes, Mapping):
         names |= {name for name in ("cuda_graphs", "comm_hook") if modes.get(name)}
     return frozenset(names), facts
-
-
-def buffers_option(run: RunRecord | None) -> str:
-    """DDP's option that leaves the broadcasts of buffers out, as the run's torch calls it."""
-    torch = re.match(r"(\d+)\.(\d+)", (run and run.versions.get("torch")) or "")
-    is_new = torch is not None and tuple(map(int, torch.groups())) >= SYNCED_SINCE
-    return "forward_sync_buffers" if is_new else "broadcast_buffers"
 
 
 def num_units(run: RunRecord | None) -> int:

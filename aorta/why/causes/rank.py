@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aorta.account.cause import (
+    LEAST,
     MENDED_ERROR,
     MENDED_LESS,
     MENDED_MORE,
@@ -52,14 +53,7 @@ from aorta.why.causes.losses.outside import outside_cause
 from aorta.why.causes.losses.program_code import calls_of_spans
 from aorta.why.causes.losses.slow_steps import slow_of_all_steps
 from aorta.why.causes.losses.waiting import OF_ITS_RANK, PART_KINDS, left_out, loading_left_out
-from aorta.why.causes.program import (
-    buffers_option,
-    program_of,
-    settings_text,
-    stack_of,
-    without_in_force,
-    workers_of,
-)
+from aorta.why.causes.program import program_of, settings_text, stack_of, without_in_force, workers_of
 from aorta.why.causes.rules import CauseRule, rules
 from aorta.why.causes.source import is_called_anew, made_in, pieces_of_run, source_of
 from aorta.why.causes.text import (
@@ -216,7 +210,9 @@ def found_causes(judged: Run, path: str = "RUN") -> Causes:
         again = [one for one in named if outside.rank == one[0].rank is not None and one[0].is_waited_for]
         again = [one for one in again if one[0].ms <= (outside.interval_ms or (0.0, outside.ms))[1]]
         told += [taken for _, taken in again]
-        named = [*(one for one in named if one not in again), (outside, {})]
+        waits_ms = min(outside.ms * (1 - 1 / len(judged.ranks)), ledger.left.get("wait", 0.0))
+        taken = {"wait": waits_ms} if outside.rank is not None and waits_ms > 0 else {}
+        named = [*(one for one in named if one not in again), (outside, taken)]
     late = left_out(judged) or loading_left_out(judged)
     # What one is starved of in recorded steps, it is named for by these.
     starved = {
@@ -714,7 +710,7 @@ def cause_of(
     waited_ms = value.each_ms if finding.kind == "data_loading" else 0.0
     of_workers = workers_of(judged.record, len(judged.ranks), account.share("core_taken"), waited_ms)
     stack, facts = stack | of_workers[0], facts | of_workers[1]
-    facts |= {"do": "do it", "at_line": "", "buffers_option": buffers_option(judged.record)}
+    facts |= {"do": "do it", "at_line": ""}
     if line is not None:
         at = finding.facts.get("loop_lines", line.text)
         facts |= {"line": line.text, "do": f"do what {line.text} does", "at_line": f": at {at}"}
@@ -776,6 +772,8 @@ def cause_of(
         (less, more),
         1.0 if is_of_kernels else _least_part(finding, sampled),
     )
+    if finding.facts.get("is_least"):
+        interval, why_no_interval = None, f"{LEAST}: what new memory costs is not known"
     if finding.facts.get("is_most"):
         what = "how much slower its host is" if finding.kind == "late_rank" else "what the host leaves of it"
         interval, why_no_interval = None, f"{MOST}: {what} is not known"

@@ -351,6 +351,7 @@ def fact_texts(finding: CauseFinding, judged: Run, step: float, path: str) -> di
             texts[name] = f"{value:,.0f}"
         else:
             texts[name] = number(value)
+    texts["each"] = f" of {texts['bytes']} each" if finding.facts.get("bytes") else ""
     return texts
 
 

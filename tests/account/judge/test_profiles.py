@@ -70,7 +70,7 @@ def step_ms(judged, rank):
 
 def test_what_the_late_rank_does_and_the_others_do_not(late_rank):
     (told,) = told_differences(late_rank, 1)
-    assert told.title == "what rank 1 does and the others do not"
+    assert told.title == "rank 1 against the others"
     more, less = told.lines
     assert (more.text, more.doing, more.calls) == ("augment(), data.py:5", "sleeps", "sleep of time")
     assert more.difference_ms == pytest.approx(step_ms(late_rank, 1) / 3)

@@ -9,6 +9,7 @@ from aorta.account.load.open import load_run
 from aorta.records.schema import HostUse
 from aorta.timeline.types import OverlapRecord
 from aorta.why.causes.rank import found_causes, late_rank
+from tests.records.run_folders import run_record
 from tests.why.causes.runs import MIB, Host, causes, plain, run_of, waited
 
 STEPS = 42
@@ -310,3 +311,16 @@ def test_work_of_one_rank_in_no_step_costs_all_what_it_takes(tmp_path):
     assert (cause.rank, cause.is_waited_for) == (0, True)
     assert "80.0 ms on rank 0, for which the others wait in their next step" in cause.evidence[0]
     assert late_rank(judged).wait_ms == cause.ms
+    assert found_causes(judged).unexplained_ms["wait"] < 1.0  # what rank 1 waits is that again
+
+
+def test_work_of_a_single_rank_in_no_step_is_waited_for_by_nobody(tmp_path):
+    """80 ms behind every eighth of 64 steps of 20 ms."""
+
+    def make(rank, step, noise):
+        begin_ms = 20.0 * step + 80.0 * (step // 8)
+        return Host().work(20.0), {"start_unix_ns": 10**18 + int(begin_ms * 1e6), "world_size": 1}
+
+    folder = run_of(tmp_path, make, run_record(1), steps=64, width=1)
+    (cause,) = causes(judge(load_run(folder, "run"), 1))
+    assert (cause.subject, cause.rank) == ("evaluation or other work in no step", None)

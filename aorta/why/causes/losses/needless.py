@@ -494,8 +494,10 @@ def _unread_rows(
             "what": "gradients of rows that are not looked up",
             "at": work.rows_at,
             "rows_bytes": work.rows_bytes,
+            "is_least": not account.on_device,
             "optimizer_ms": float((part * optimizer_ms).mean()),
         },
+        evidence=[] if account.on_device else ["what new pages cost the system is not in it"],
     )
 
 

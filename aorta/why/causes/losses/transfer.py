@@ -307,8 +307,8 @@ def small_calls(judged: Run, details: Exposure | None) -> list[dict[str, object]
             "op": op,
             "count": count,
             "bytes": num_bytes / count,
-            "total_bytes": num_bytes,
-            "ideal_ms": ideal_ms / count,
+            "total_bytes": num_bytes or None,  # barriers have none
+            "ideal_ms": ideal_ms / count or None,
             "merged": max(1.0, np.ceil(num_bytes / MERGED_BYTES)),
             "best": best,
         }
@@ -376,7 +376,7 @@ def _own_calls(judged: Run, op: str) -> dict[str, object]:
     own = [row for row in sites_of(judged) if row.op == op and not row.moves.startswith("gradients, bucket")]
     own = [row for row in own if row.bytes_per_step <= row.per_step * SMALL_BYTES]
     count, size = sum(row.per_step for row in own), sum(row.bytes_per_step for row in own)
-    return {"count": count, "bytes": size / count, "total_bytes": size} if count >= MANY_CALLS else {}
+    return {"count": count, "bytes": size / count, "total_bytes": size or None} if count >= MANY_CALLS else {}
 
 
 def _is_every_gradient(judged: Run) -> bool:
