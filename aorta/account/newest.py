@@ -23,6 +23,7 @@ from aorta.errors import AortaError
 from aorta.records.newest import SHOWN_STEPS, FollowedRank, StepKey, attempt_of, key_of
 from aorta.records.schema import StepRecord
 from aorta.timeline.statistics import warmup_steps
+from aorta.timeline.types import PARTS_MS
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,11 +118,7 @@ def newest(
                 num_recorded=len(records),
                 step_ms=_mean(record.step_ms for record in newest_records),
                 recorded_step_ms=_mean(record.step_ms for record in records),
-                compute_ms=_mean(record.overlap.compute_ms for record in records),
-                exposed_ms=_mean(record.overlap.exposed_ms for record in records),
-                idle_ms=_mean(record.overlap.idle_ms for record in records),
-                comm_ms=_mean(record.overlap.comm_ms for record in records),
-                hidden_ms=_mean(record.overlap.hidden_ms for record in records),
+                **{name: _mean(getattr(record.overlap, name) for record in records) for name in PARTS_MS},
                 exposed_wait_ms=None if waits is None else float(waits[place]),
                 caused_ms=None if caused is None else float(caused[place]),
             )

@@ -24,6 +24,11 @@ from aorta.timeline.overlap import window_fields
 from aorta.timeline.types import Source, Timeline
 from aorta.traces.model import NS_PER_MS, RankTrace, TraceCollective
 
+_OF_RUN = (
+    "epoch", "step", "loss", "lr", "grad_norm", "tokens", "start_unix_ns", "clock_error_us", "step_ms",
+    "between_steps_ms", "host_ms", "num_collectives", "run_id", "attempt", "rollbacks",
+)  # fmt: skip
+"""Fields of a line that the run itself knows."""
 _MARGIN_NS = 1_000_000
 """How far a step may lie outside the trace's first and last activity."""
 
@@ -116,24 +121,10 @@ def _line(trace: RankTrace, row: StepRecord, matches: list[Match]) -> StepRecord
         row.rank,
         row.world_size,
         row.global_step,
-        epoch=row.epoch,
-        step=row.step,
-        loss=row.loss,
-        lr=row.lr,
-        grad_norm=row.grad_norm,
-        tokens=row.tokens,
-        source=trace.source,
-        start_unix_ns=row.start_unix_ns,
-        clock_error_us=row.clock_error_us,
-        step_ms=row.step_ms,
-        between_steps_ms=row.between_steps_ms,
-        host_ms=row.host_ms,
+        **{name: getattr(row, name) for name in _OF_RUN},
         **window_fields(window),
+        source=trace.source,
         collectives=collectives,
-        num_collectives=row.num_collectives,
-        run_id=row.run_id,
-        attempt=row.attempt,
-        rollbacks=row.rollbacks,
         not_measured=not_measured,
     )
 
