@@ -111,21 +111,14 @@ def _attention(model: Model, plan: Plan, window: int | None) -> PassOps:
     merge = _ring_merge(model, plan, heads)
     sinks = _sinks(model, plan, heads)
     forward = (
-        *norm.forward,
-        *projections.forward,
         *rope.forward,
         *exchange.forward,
         products,
         *sinks.forward,
         *merge.forward,
         *after_exchange(exchange.forward, plan),
-        *linear_forward(out, plan),
-        *reduce_output("attention", model, plan),
-        residual("attention_residual", "forward", model, plan),
     )
     backward = (
-        *gather_grad("attention", model, plan),
-        *linear_backward(out, plan),
         *exchange.backward,
         *sinks.backward,
         products._replace(
@@ -134,6 +127,26 @@ def _attention(model: Model, plan: Plan, window: int | None) -> PassOps:
         *merge.backward,
         *after_exchange(exchange.backward, plan),
         *rope.backward,
+    )
+    return _mixing(norm, projections, PassOps(forward, backward), out, model, plan)
+
+
+def _mixing(
+    norm: PassOps, projections: PassOps, inner: PassOps, out: Linear, model: Model, plan: Plan
+) -> PassOps:
+    """A layer that mixes tokens: inner between projections, in the frame that each has."""
+    forward = (
+        *norm.forward,
+        *projections.forward,
+        *inner.forward,
+        *linear_forward(out, plan),
+        *reduce_output("attention", model, plan),
+        residual("attention_residual", "forward", model, plan),
+    )
+    backward = (
+        *gather_grad("attention", model, plan),
+        *linear_backward(out, plan),
+        *inner.backward,
         *projections.backward,
         *norm.backward,
         *residual_grad("attention", model, plan),
@@ -294,18 +307,11 @@ def _state_space(model: Model, plan: Plan) -> PassOps:
     states = FP32 * tokens / state.chunk * state.num_heads * state.key_dim * state.value_dim
     scan = Scan("scan", "forward", tokens * state.flops_per_token(), convolved + inner + 3 * states)
     forward = (
-        *norm.forward,
-        *projections.forward,
         Elementwise("convolution", "forward", convolved, convolved, "rows"),
         scan,
         Elementwise("gated_norm", "forward", 2 * inner, inner, "rows"),
-        *linear_forward(out, plan),
-        *reduce_output("attention", model, plan),
-        residual("attention_residual", "forward", model, plan),
     )
     backward = (
-        *gather_grad("attention", model, plan),
-        *linear_backward(out, plan),
         Elementwise("gated_norm_grad", "dgrad", 4 * inner, 2 * inner, "rows", launches=2),
         # The states are worked out again.
         scan._replace(
@@ -316,11 +322,8 @@ def _state_space(model: Model, plan: Plan) -> PassOps:
             launches=8,
         ),
         Elementwise("convolution_grad", "dgrad", 2 * convolved, convolved, "rows", launches=2),
-        *projections.backward,
-        *norm.backward,
-        *residual_grad("attention", model, plan),
     )
-    return PassOps(forward, backward)
+    return _mixing(norm, projections, PassOps(forward, backward), out, model, plan)
 
 
 def _feed_forward(model: Model, plan: Plan, kind: Literal["dense", "moe"], domain: int) -> PassOps:

@@ -57,33 +57,24 @@ class TensorArgs(Args, gc=False):
 A = TypeVar("A", bound=Args, covariant=True)
 
 
-class Event(msgspec.Struct, Generic[A], gc=False, tag_field="ph", tag="X"):
-    """A complete event: one with a duration. The other phases tell nothing that is used."""
-
-    cat: str | None = None
-    name: str = ""
-    pid: int | str | None = None
-    tid: int | str | None = None
-    ts: int | float = 0
-    dur: int | float | None = None
-    args: A | None = None
-
-
-class Begin(msgspec.Struct, Generic[A], gc=False, tag_field="ph", tag="B"):
-    """First half of a complete event; the next End of the same thread that is not taken is the second."""
-
-    cat: str | None = None
-    name: str = ""
-    pid: int | str | None = None
-    tid: int | str | None = None
-    ts: int | float = 0
-    args: A | None = None
-
-
 class End(msgspec.Struct, gc=False, tag_field="ph", tag="E"):
     pid: int | str | None = None
     tid: int | str | None = None
     ts: int | float = 0
+
+
+class Begin(End, Generic[A], gc=False, tag="B"):
+    """First half of a complete event; the next End of the same thread that is not taken is the second."""
+
+    cat: str | None = None
+    name: str = ""
+    args: A | None = None
+
+
+class Event(Begin[A], Generic[A], gc=False, tag="X"):
+    """A complete event: one with a duration. The other phases tell nothing that is used."""
+
+    dur: int | float | None = None
 
 
 OTHER_PHASES = (Begin[A], End, *(  # type: ignore[valid-type]
@@ -165,19 +156,17 @@ def _decoder(args: type[A]) -> "msgspec.json.Decoder[Trace[A]]":
 
 
 def _decode(data: bytes, args: type[A]) -> Trace[A]:
-    decoder = _decoder(args)
     try:
-        return decoder.decode(data)
+        return _decoder(args).decode(data)
     except msgspec.ValidationError:
         return _decode_any(data, args)
     except msgspec.DecodeError:
         if b"NaN" not in data and b"Infinity" not in data:
             raise
-    data = NOT_A_NUMBER.sub(lambda match: match[0] if match[0][:1] == b'"' else b"null", data)
-    try:
-        return decoder.decode(data)
-    except msgspec.ValidationError:
-        return _decode_any(data, args)
+        plain = NOT_A_NUMBER.sub(lambda match: match[0] if match[0][:1] == b'"' else b"null", data)
+        if plain == data:  # they are in strings alone
+            raise
+    return _decode(plain, args)
 
 
 def _paired(events: Iterable[Any]) -> list[Event[A]]:

@@ -40,18 +40,7 @@ INTERRUPTED = "interrupted before it was measured"
 @measuring_options(iterations=100)
 def run_command(workload: str, streams: str, output: Path | None, **values: Any) -> None:
     """Measure WORKLOAD at one stream count."""
-    from aorta.queues.harness.measure import refusal
-    from aorta.queues.workloads import find
-
-    kind = find(workload)
-    common, of_workload = split(values)
-    options = options_of(kind, of_workload)
-    count = stream_count(streams)
-    ranks = ready_ranks(common)
-    plan = plan_of(kind, options, count, common, ranks)
-    if reason := refusal(plan, ranks.device.type, ranks.world_size):
-        raise ConfigError(reason)
-    _measure_all([plan], ranks, common, output)
+    _measure_workload(workload, streams, output, values, is_sweep=False)
 
 
 @click.command("sweep", cls=WorkloadCommand)
@@ -61,19 +50,25 @@ def run_command(workload: str, streams: str, output: Path | None, **values: Any)
 @measuring_options(iterations=100)
 def sweep_command(workload: str, streams: str, output: Path | None, **values: Any) -> None:
     """Measure WORKLOAD over stream counts."""
+    _measure_workload(workload, streams, output, values, is_sweep=True)
+
+
+def _measure_workload(
+    workload: str, streams: str, output: Path | None, values: dict[str, Any], is_sweep: bool
+) -> None:
     from aorta.queues.harness.measure import refusal
     from aorta.queues.workloads import find
 
     kind = find(workload)
     common, of_workload = split(values)
     options = options_of(kind, of_workload)
-    counts = stream_counts(streams)
+    counts = stream_counts(streams) if is_sweep else [stream_count(streams)]
     ranks = ready_ranks(common)
     plans = [plan_of(kind, options, count, common, ranks) for count in counts]
     reasons = [refusal(plan, ranks.device.type, ranks.world_size) for plan in plans]
     if all(reasons):
-        raise ConfigError(f"no point of the sweep is possible: {reasons[0]}")
-    _measure_all(plans, ranks, common, output, is_sweep=True)
+        raise ConfigError(f"{'no point of the sweep is possible: ' if is_sweep else ''}{reasons[0]}")
+    _measure_all(plans, ranks, common, output, is_sweep=is_sweep)
 
 
 @click.command("run-priority", cls=DailyCommand)
