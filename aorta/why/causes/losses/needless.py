@@ -151,7 +151,11 @@ def _all_of_it(judged: Run, account: Account) -> Iterator[CauseFinding]:
         in_passes = [judged.mean_of_host(f"{PREFIX}{name}") or 0.0 for name in ("forward", "backward")]
         if in_passes[1]:  # beside them is what the program does itself
             ms = ms * min(sum(in_passes) / max(float(ms.mean()), 1e-9), 1.0)
-        ms, takes = beside_others(account, positive(ms - SMALL_CALL_MS * _num_operators(work)))
+        ms, takes = beside_others(account, ms)
+        if work is not None and work.flops:  # small operators take as long in fp32
+            threads = (noted_program(judged.record).get("modes") or {}).get("num_threads") or 1
+            most_s = 2 * work.fp64 / (threads * CORE_FLOPS_PER_S) + work.bytes / CPU_BYTES_PER_S
+            ms = np.minimum(ms, 1e3 * most_s)
         yield _all_in_fp64(judged, work, ms, takes)
     if work is not None and work.flops:
         yield from _counted(judged, account, work)
@@ -239,17 +243,13 @@ def _wide_kernels(judged: Run, names: list[str], work: WorkOfStep | None) -> Ite
         yield CauseFinding("compute", less * ms, TAKES, facts=facts)
 
 
-def _num_operators(work: WorkOfStep | None) -> int:
-    return 0 if work is None else sum(line.operators for line in work.lines)
-
-
 def _is_in_fp64(judged: Run, work: WorkOfStep | None) -> bool:
-    """All the model's products; where nobody counted them, its parameters."""
+    """All the model's products; where nobody counted them, its parameters, if they are large."""
     if work is None or not work.flops:
         sizes = Counter[str]()
         for row in noted_program(judged.record).get("optimizers") or []:
             sizes.update(row.get("bytes_of_dtypes") or {})
-        return bool(sizes["float64"] >= NEARLY_ALL * sizes.total() > 0)
+        return bool(sizes["float64"] >= max(NEARLY_ALL * sizes.total(), LARGE_BYTES))
     return work.flops - work.fp64 < LARGE * work.fp64
 
 
@@ -458,7 +458,7 @@ def idle_cores(judged: Run, account: Account) -> Iterator[CauseFinding]:
     work_ms = work_ms_of(account)
     if is_busy or account.share("core_taken") > LARGE or account.share(*WORK) < HALF:
         return
-    operators_ms = SMALL_CALL_MS * _num_operators(record.work)
+    operators_ms = SMALL_CALL_MS * sum(line.operators for line in record.work.lines)
     part = THREADS_SAVE * (1 - used / cores) * max(1 - operators_ms / float(work_ms.mean()), 0.0)
     at = modes.get("threads_at")
     facts = {
