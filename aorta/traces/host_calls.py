@@ -193,13 +193,17 @@ def _iterations(annotations: Iterable[tuple[str, StepMark]]) -> list[StepMark]:
 
 
 class HostCall(NamedTuple):
-    """A call of the RCCL API."""
+    """A call of the host, or a marker by its text."""
 
     name: str
     start_ns: int
     end_ns: int
     thread: int
-    arguments: Mapping[str, str]
+    arguments: Mapping[str, str] = {}
+    """Of the RCCL API alone."""
+    correlation: int = 0
+    domain: str = ""
+    """Holds MARKER, RCCL or the name of another API."""
 
 
 class CollectiveCalls:

@@ -18,7 +18,6 @@ from aorta.traces.assemble import Category, nanoseconds
 from aorta.traces.classify import COMM_RULES, CommRule
 from aorta.traces.files import Database, integer, open_database, quoted
 from aorta.traces.host_calls import HostCall
-from aorta.traces.host_spans import HostEvent
 from aorta.traces.model import RankTrace, listed_names
 from aorta.traces.rocprof import Columns, trace_of_columns
 
@@ -339,9 +338,6 @@ def _columns(
 ) -> Columns:
     rows: list[_Kernel | _Copy] = [*kernels, *copies]
     times = nanoseconds([integer(t) for r in regions for t in (r.start, r.end)], location).tolist()
-    starts, ends = times[::2], times[1::2]
-    threads = [integer(r.thread) for r in regions]
-    is_marker = ["MARKER" in str(r.category) for r in regions]
     return Columns(
         start_ns=nanoseconds([integer(row.start) for row in rows], location),
         end_ns=nanoseconds([integer(row.end) for row in rows], location),
@@ -360,19 +356,16 @@ def _columns(
         correlation=[integer(row.correlation) for row in rows],
         dispatch=[integer(k.dispatch) for k in kernels],
         calls=[
-            (integer(r.correlation), start, end, thread, str(r.name))
-            for r, start, end, thread, is_mark in zip(regions, starts, ends, threads, is_marker, strict=True)
-            if not is_mark
-        ],
-        rccl=[
-            HostCall(str(r.name), start, end, thread, arguments.get(r.event, {}))
-            for r, start, end, thread in zip(regions, starts, ends, threads, strict=True)
-            if "RCCL" in str(r.category)
-        ],
-        markers=[
-            HostEvent(_message(r), start, end, thread)
-            for r, start, end, thread, is_mark in zip(regions, starts, ends, threads, is_marker, strict=True)
-            if is_mark
+            HostCall(
+                _message(r) if "MARKER" in str(r.category) else str(r.name),
+                start,
+                end,
+                integer(r.thread),
+                arguments.get(r.event, {}) if "RCCL" in str(r.category) else {},
+                integer(r.correlation),
+                str(r.category),
+            )
+            for r, start, end in zip(regions, times[::2], times[1::2], strict=True)
         ],
     )
 

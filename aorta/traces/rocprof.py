@@ -6,6 +6,7 @@ rest to assemble.py.
 
 import csv
 from collections.abc import Iterable, Sequence
+from itertools import repeat
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -53,12 +54,8 @@ class Columns(NamedTuple):
     correlation: Sequence[int]
     dispatch: Sequence[int]
     """Numbers of the kernels' dispatches."""
-    calls: Sequence[CallRow]
-    """Every call of the host."""
-    rccl: Sequence[HostCall]
-    """Calls of the RCCL API alone."""
-    markers: Sequence[HostEvent]
-    """roctx markers, by their texts."""
+    calls: Sequence[HostCall]
+    """Every call of the host, and roctx markers."""
     notes: Sequence[str] = ()
 
 
@@ -81,12 +78,18 @@ def trace_of_columns(
     is_copy = np.flatnonzero(category == Category.COPY)
     half_ns = (columns.start_ns + (columns.end_ns - columns.start_ns) // 2)[is_copy]
     copied = [columns.correlation[i] for i in is_copy.tolist()]
+    markers = [HostEvent(*call[:4]) for call in columns.calls if "MARKER" in call.domain]
+    calls: list[CallRow] = [
+        (call.correlation, call.start_ns, call.end_ns, call.thread, call.name)
+        for call in columns.calls
+        if "MARKER" not in call.domain
+    ]
     try:
-        links = link(np.array(columns.correlation, np.int64), HostCalls.from_rows(columns.calls))
-        host_side = host_of_calls(columns.calls, columns.markers, (copied, half_ns), links)
+        links = link(np.array(columns.correlation, np.int64), HostCalls.from_rows(calls))
+        host_side = host_of_calls(calls, markers, (copied, half_ns), links)
     except OverflowError as error:
         raise TraceError(f"{location} has numbers that no tool writes: {error}") from error
-    collectives = CollectiveCalls(columns.rccl)
+    collectives = CollectiveCalls([call for call in columns.calls if "RCCL" in call.domain])
     names, name = indexed(columns.name)
     streams, stream = _stream_labels(columns)
     work = Activities(
@@ -100,7 +103,7 @@ def trace_of_columns(
         launch_ns=links.launch_ns,
         correlation=columns.correlation,
         info=collectives.information(links),
-        marks=step_marks((event.name, 0, event.start_ns, event.end_ns) for event in columns.markers),
+        marks=step_marks((event.name, 0, event.start_ns, event.end_ns) for event in markers),
         num_launches=links.num_launches,
         dropped_ns=links.dropped_ns,
         num_missing_dispatches=_dispatch_gaps(columns.dispatch, location),
@@ -312,17 +315,10 @@ def _json_columns(tool: _Tool, location: str) -> Columns:
     symbol = {s.kernel_id: s.formatted_kernel_name or s.kernel_name for s in tool.kernel_symbols}
     kinds = tool.strings.buffer_records
     gpus = {agent.id.handle for agent in tool.agents if agent.type == 2}
-    rccl = [
-        HostCall(
-            _operation(kinds, c.kind, c.operation),
-            c.start_timestamp,
-            c.end_timestamp,
-            c.thread_id,
-            _arguments(c),
-        )
-        for c in records.rccl_api
-    ]
-    nanoseconds([time for call in rccl for time in (call.start_ns, call.end_ns)], location)  # checks them
+    rccl = records.rccl_api
+    nanoseconds(
+        [time for c in rccl for time in (c.start_timestamp, c.end_timestamp)], location
+    )  # checks them
     messages = {text.key: text.value for text in tool.strings.marker_api}
     return Columns(
         start_ns=nanoseconds([row.start_timestamp for row in rows], location),
@@ -344,24 +340,24 @@ def _json_columns(tool: _Tool, location: str) -> Columns:
         correlation=[row.correlation_id.internal for row in rows],
         dispatch=[k.dispatch_info.dispatch_id for k in kernels],
         calls=[
-            (
+            HostCall(
+                "MARKER" in domain
+                and messages.get(c.correlation_id.internal)
+                or _operation(kinds, c.kind, c.operation),
+                c.start_timestamp,
+                c.end_timestamp,
+                c.thread_id,
+                _arguments(c) if domain == "RCCL" else {},
                 c.correlation_id.internal,
-                c.start_timestamp,
-                c.end_timestamp,
-                c.thread_id,
-                _operation(kinds, c.kind, c.operation),
+                domain,
             )
-            for c in (*records.hsa_api, *records.hip_api, *records.rccl_api)
-        ],
-        rccl=rccl,
-        markers=[
-            HostEvent(
-                messages.get(c.correlation_id.internal) or _operation(kinds, c.kind, c.operation),
-                c.start_timestamp,
-                c.end_timestamp,
-                c.thread_id,
+            for domain, of_domain in (
+                ("HSA", records.hsa_api),
+                ("HIP", records.hip_api),
+                ("RCCL", rccl),
+                ("MARKER", records.marker_api),
             )
-            for c in records.marker_api
+            for c in of_domain
         ],
     )
 
@@ -465,7 +461,6 @@ def _read_csv(path: str) -> tuple[_CsvTable, str | None]:
 def _csv_columns(tables: dict[str, list[_CsvTable]], location: str) -> Columns:
     kernels, copies = tables["kernel"], tables["copy"]
     work_tables = [*kernels, *copies]
-    rows = [row for t in tables["api"] for row in _api_rows(t)]
     return Columns(
         start_ns=np.concatenate([t.times("Start_Timestamp") for t in work_tables]),
         end_ns=np.concatenate([t.times("End_Timestamp") for t in work_tables]),
@@ -480,32 +475,20 @@ def _csv_columns(tables: dict[str, list[_CsvTable]], location: str) -> Columns:
         + ["copies" for t in copies for _ in t.rows],
         correlation=[number for t in work_tables for number in t.numbers("Correlation_Id")],
         dispatch=[number for t in kernels for number in t.numbers("Dispatch_Id")],
-        calls=[
-            (c, start, end, thread, f) for domain, f, c, start, end, thread in rows if "MARKER" not in domain
-        ],
-        rccl=[
-            HostCall(function, start, end, thread, {})
-            for domain, function, _, start, end, thread in rows
-            if "RCCL" in domain
-        ],
-        markers=[
-            HostEvent(f, start, end, thread)
-            for domain, f, _, start, end, thread in rows
-            if "MARKER" in domain
-        ],
+        calls=[call for t in tables["api"] for call in _calls(t)],
     )
 
 
-def _api_rows(table: _CsvTable) -> Iterable[tuple[str, str, int, int, int, int]]:
-    """Rows of an API trace as domain, function, correlation, start, end, thread."""
-    return zip(
-        table.texts("Domain"),
+def _calls(table: _CsvTable) -> Iterable[HostCall]:
+    return map(
+        HostCall,
         table.texts("Function"),
-        nanoseconds(table.numbers("Correlation_Id"), table.location).tolist(),
         table.times("Start_Timestamp").tolist(),
         table.times("End_Timestamp").tolist(),
         nanoseconds(table.numbers("Thread_Id"), table.location).tolist(),
-        strict=True,
+        repeat({}),
+        nanoseconds(table.numbers("Correlation_Id"), table.location).tolist(),
+        table.texts("Domain"),
     )
 
 
