@@ -237,7 +237,7 @@ def test_what_the_program_does_in_every_step_beside_its_model_is_named(tmp_path)
     cause = first_cause(folder)
     assert (cause.kind, cause.line.text) == ("program_code", "augment(), straggler.py:5")
     assert cause.ms == pytest.approx(32.0 * 6 / 39, rel=0.05)
-    assert cause.change.startswith("do what augment(), straggler.py:5 does in another process")
+    assert cause.change.startswith("do what augment(), straggler.py:5 does once, before training")
 
 
 @pytest.mark.parametrize("phase", ["forward", "data"])
