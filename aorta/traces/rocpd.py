@@ -19,7 +19,7 @@ from aorta.traces.classify import COMM_RULES, CommRule
 from aorta.traces.files import Database, integer, open_database, quoted
 from aorta.traces.host_calls import HostCall
 from aorta.traces.model import RankTrace, listed_names
-from aorta.traces.rocprof import Columns, trace_of_columns
+from aorta.traces.rocprof import Columns, copy_category, copy_device, trace_of_columns
 
 KERNEL_VIEW = {
     "start": ("start",),
@@ -342,15 +342,10 @@ def _columns(
         start_ns=nanoseconds([integer(row.start) for row in rows], location),
         end_ns=nanoseconds([integer(row.end) for row in rows], location),
         category=[Category.KERNEL] * len(kernels)
-        + [
-            Category.PEER_COPY
-            if "DEVICE_TO_DEVICE" in str(c.name).upper() and c.source != c.destination
-            else Category.COPY
-            for c in copies
-        ],
+        + [copy_category(str(c.name), c.source, c.destination) for c in copies],
         name=[str(row.name or "unnamed") for row in rows],
         device=[k.agent for k in kernels]
-        + [c.source if "DEVICE_TO_HOST" in str(c.name).upper() else c.destination for c in copies],
+        + [copy_device(str(c.name), c.source, c.destination) for c in copies],
         stream=[row.stream for row in rows],
         queue=[f"queue {k.queue}" for k in kernels] + ["copies"] * len(copies),
         correlation=[integer(row.correlation) for row in rows],

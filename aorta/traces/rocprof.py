@@ -465,11 +465,11 @@ def _csv_columns(tables: dict[str, list[_CsvTable]], location: str) -> Columns:
         start_ns=np.concatenate([t.times("Start_Timestamp") for t in work_tables]),
         end_ns=np.concatenate([t.times("End_Timestamp") for t in work_tables]),
         category=[Category.KERNEL for t in kernels for _ in t.rows]
-        + [category for t in copies for category in _copy_categories(t)],
+        + [copy_category(*ends) for t in copies for ends in _copy_ends(t)],
         name=[text or "unnamed" for t in kernels for text in t.texts("Kernel_Name")]
         + [text or "copy" for t in copies for text in t.texts("Direction")],
         device=[text for t in kernels for text in t.texts("Agent_Id")]
-        + [text for t in copies for text in _copy_device(t)],
+        + [copy_device(*ends) for t in copies for ends in _copy_ends(t)],
         stream=[text or None for t in work_tables for text in t.texts("Stream_Id")],
         queue=[f"queue {text}" for t in kernels for text in t.texts("Queue_Id")]
         + ["copies" for t in copies for _ in t.rows],
@@ -492,21 +492,16 @@ def _calls(table: _CsvTable) -> Iterable[HostCall]:
     )
 
 
-def _copy_device(table: _CsvTable) -> list[str]:
-    """Device of each copy: its destination, or its source if it goes to the host."""
-    goes_to_host = ["DEVICE_TO_HOST" in text.upper() for text in table.texts("Direction")]
-    ends = zip(goes_to_host, table.texts("Source_Agent_Id"), table.texts("Destination_Agent_Id"), strict=True)
-    return [source if host else destination for host, source, destination in ends]
+def _copy_ends(table: _CsvTable) -> Iterable[tuple[str, str, str]]:
+    names = ("Direction", "Source_Agent_Id", "Destination_Agent_Id")
+    return zip(*map(table.texts, names), strict=True)
 
 
-def _copy_categories(table: _CsvTable) -> list[Category]:
-    rows = zip(
-        table.texts("Direction"),
-        table.texts("Source_Agent_Id"),
-        table.texts("Destination_Agent_Id"),
-        strict=True,
-    )
-    return [
-        Category.PEER_COPY if "DEVICE_TO_DEVICE" in text.upper() and source != destination else Category.COPY
-        for text, source, destination in rows
-    ]
+def copy_device(direction: str, source: object, destination: object) -> object:
+    """Device of a copy: its destination, or its source if it goes to the host."""
+    return source if "DEVICE_TO_HOST" in direction.upper() else destination
+
+
+def copy_category(direction: str, source: object, destination: object) -> Category:
+    is_peer = "DEVICE_TO_DEVICE" in direction.upper() and source != destination
+    return Category.PEER_COPY if is_peer else Category.COPY
