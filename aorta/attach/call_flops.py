@@ -96,6 +96,7 @@ def count_of(
         torch.set_rng_state(states[1])
         for handle in handles:
             handle.remove()
+        by_line.ended()
     flops = watched.flops - again.flops.total()
     needless = watched.needless
     num_bytes = watched.num_bytes - needless.bytes_left_out

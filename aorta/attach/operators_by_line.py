@@ -151,6 +151,10 @@ class OperatorsByLine:
             now = zip(self._backward[number], (1, flops, num_bytes), strict=True)
             self._backward[number] = [before + more for before, more in now]
 
+    def ended(self) -> None:
+        """Let go of frames: one keeps those of its callers, and with them all that the program has there."""
+        self._held.clear()
+
     def lines(self, model_at: StackFrame | None) -> list[LineOfWork]:
         """Of each line that calls operators itself; model_at: that calls a model without lines."""
         numbers: dict[StackFrame, list[int]] = defaultdict(list)
