@@ -23,7 +23,6 @@ WITHOUT_PROGRAM = {
     ("clock", "check cooling"): "a fault of a machine",
     ("idle", ""): "of traces without host activities: nothing is set",
     ("late_rank", "inspect"): "a fault of a machine",
-    ("late_rank", "give all ranks as much work"): "that of unequal work, which has programs: it may be this",
 }
 """By kind and the beginning of the remedy; '' stands for all of a kind."""
 

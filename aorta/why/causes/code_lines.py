@@ -151,6 +151,11 @@ def waiting_calls(finding: CauseFinding, judged: Run) -> list[Waits]:
         if library and is_sure and file not in own_files and in_library_ms >= LEAST * of_all_ms:
             at = StackFrame(library.file, library.line, library.function, True)
             call = f"{call} in {library.calls}"
+        elif call == "bool":  # which is no call that samples show
+            there = [stack for stack in stacks if innermost(stack.frames) == at]
+            ends = [stack for stack in there if _is_of_library(stack.frames[-1])]
+            if FEWEST <= len(there) < 2 * len(ends) and (most := heaviest(ends)) is not None:
+                call = f"{call} in {most.calls}"
         found += [Waits(at, call, num, ms)] if line else []
     return sorted(found, key=lambda one: -one.ms)
 
@@ -266,9 +271,8 @@ def _issuing_most(finding: CauseFinding, judged: Run) -> SiteRow | None:
     for row, weight in zip(rows, weights, strict=True):
         by_place[row.place] += weight
     most = max(rows, key=lambda row: by_place[row.place], default=None)
-    if most is None or not most.is_program or by_place[most.place] <= MOST * sum(weights):
-        return None
-    return most
+    is_most = most is not None and most.is_program and by_place[most.place] > MOST * sum(weights)
+    return most if is_most else None
 
 
 def _weights(rows: list[SiteRow], kind: CauseKind) -> list[float]:
@@ -279,11 +283,8 @@ def _weights(rows: list[SiteRow], kind: CauseKind) -> list[float]:
 def _issues_most(found: CodeLine, rows: list[SiteRow], stacks: list[WeightedStack], kind: CauseKind) -> bool:
     """Whether most is issued within the function that samples show: autograd's own threads are not sampled,
     so what a backward pass issues shows in none."""
-    inside = [
-        stack
-        for stack in stacks
-        if any((frame.file, frame.outer_function) == (found.file, found.function) for frame in stack.frames)
-    ]
+    at = (found.file, found.function)
+    inside = [stack for stack in stacks if any((one.file, one.outer_function) == at for one in stack.frames)]
     weights = _weights(rows, kind)
     is_inside = [any(_is_in(stack, row) for stack in inside) for row in rows]
     issued = sum(weight for weight, is_one in zip(weights, is_inside, strict=True) if is_one)
@@ -298,9 +299,7 @@ def _is_in(stack: WeightedStack, site: SiteRow) -> bool:
 
 def _calls(stack: WeightedStack, op: str) -> bool:
     """Whether its innermost frame is a function of torch for an operation: all_gather_into_tensor."""
-    return any(
-        leaf.file == "torch" and leaf.function.lstrip("_").startswith(op) for leaf in stack.frames[-1:]
-    )
+    return any(one.file == "torch" and one.function.lstrip("_").startswith(op) for one in stack.frames[-1:])
 
 
 def _at(place: StackFrame | CodeLine) -> CodeLine:

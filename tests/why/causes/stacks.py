@@ -31,9 +31,16 @@ FRAMES = {
     "of_gather": StackFrame("torch", 0, "barrier", is_program=False),
     "waiting": StackFrame("accelerate", 0, "Accelerator.wait_for_everyone", is_program=False),
     "of_waiting": StackFrame("torch", 0, "barrier", is_program=False),
+    "update": StackFrame("torchmetrics", 0, "MeanMetric.update", is_program=False),
 }
 NAMES = [*FRAMES]
-CALLERS = {"hook": "backward", "of_log": "log", "of_gather": "gather", "of_waiting": "waiting"}
+CALLERS = {
+    "hook": "backward",
+    "of_log": "log",
+    "of_gather": "gather",
+    "of_waiting": "waiting",
+    "update": "augment",
+}
 """Of the others main."""
 
 

@@ -508,6 +508,10 @@ def test_the_line_that_waits_longest_is_the_line_of_a_wait(tmp_path):
             "bool in Trainer._run_epoch of transformers", id="a-library-s",
         ),
         pytest.param(8, "straggler.py:5", "epoch", "augment(), straggler.py:5", "bool", id="the-program-s"),
+        pytest.param(
+            8, "straggler.py:5", "update", "augment(), straggler.py:5",
+            "bool in MeanMetric.update of torchmetrics", id="a-library-s-in-the-program-s-line",
+        ),
         pytest.param(8, "loss.py:9", "augment", "loss.py:9", "bool", id="in-no-library"),
         pytest.param(1, "loss.py:9", "epoch", "loss.py:9", "bool", id="too-short-to-be-seen"),
     ],

@@ -380,10 +380,11 @@ def _own_calls(judged: Run, op: str) -> dict[str, object]:
 
 
 def _is_every_gradient(judged: Run) -> bool:
-    """The program itself reduces about as many tensors in a step as its optimizer updates."""
-    num = num_parameters(judged.record)
-    calls = judged.mean_of("count.all_reduce") or 0.0
-    return num >= MANY_CALLS and abs(calls - num) <= ABOUT * num
+    """The program itself reduces about as many tensors in a step as its optimizer updates, no values."""
+    num, calls = num_parameters(judged.record), judged.mean_of("count.all_reduce") or 0.0
+    own = [row for row in sites_of(judged) if row.op == "all_reduce" and "bucket" not in row.moves]
+    is_whole = not own or 2 * sum(row.bytes_per_step for row in own) >= bytes_of_optimizers(judged.record)
+    return is_whole and num >= MANY_CALLS and abs(calls - num) <= ABOUT * num
 
 
 def _are_all_weights(judged: Run) -> bool:

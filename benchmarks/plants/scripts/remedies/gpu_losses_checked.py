@@ -29,13 +29,15 @@ class Classifier(nn.Module):
 
 
 class Samples(Dataset):
+    """Each item is a batch."""
+
     def __init__(self):
-        self.rows, self.labels = torch.randn(40960, 64), torch.randint(10, (40960,))
+        self.rows, self.labels = torch.randn(20, 2048, 64), torch.randint(10, (20, 2048))
 
     def __len__(self):
         return len(self.rows)
 
-    def __getitems__(self, chosen):
+    def __getitem__(self, chosen):
         return {"rows": self.rows[chosen], "labels": self.labels[chosen]}
 
 
@@ -50,7 +52,7 @@ class Speed(TrainerCallback):
 
 arguments = TrainingArguments(
     output_dir=tempfile.mkdtemp(),
-    per_device_train_batch_size=2048,
+    per_device_train_batch_size=1,
     max_steps=10_000,
     learning_rate=0.01,
     optim="sgd",
@@ -66,6 +68,6 @@ Trainer(
     model=Classifier(),
     args=arguments,
     train_dataset=Samples(),
-    data_collator=lambda collated: collated,
+    data_collator=lambda items: items[0],
     callbacks=[Speed()],
 ).train()
