@@ -435,6 +435,27 @@ def test_gradients_that_the_program_reduces_one_by_one_are_for_buckets(tmp_path)
     assert "only shown" in advice(tmp_path / "values", make, optimizers=ADAM | {"num_parameters": 200})
 
 
+def test_as_many_values_as_a_model_has_tensors_are_no_gradients(tmp_path):
+    """24 calls of 64 bytes, which are all that the optimizer updates, or a hundredth."""
+
+    def make(rank, step, noise):
+        host = Host().work(30.0 * noise.gauss(1, 0.01))
+        for _ in range(24):
+            host.comm(0.5, size=64)
+        return host
+
+    place = {"file": "/job/train.py", "line": 9, "function": "main", "num_calls": 240, "bytes": 240 * 64}
+    sites = CallSites(num_steps=10, sites=[CallSite(**place, op="all_reduce", moves="a tensor")])
+    told = []
+    for size in (24 * 64, 2400 * 64):
+        optimizers = ADAM | {"num_parameters": 24, "parameter_bytes": size}
+        judged = judge(
+            load_run(run_of(tmp_path / str(size), make, run_with(optimizers=optimizers)), "run"), 1
+        )
+        told.append(causes(msgspec.structs.replace(judged, sites=lambda rank: sites))[0].change)
+    assert ["DistributedDataParallel(model) instead" in text for text in told] == [True, False]
+
+
 def test_weights_that_ranks_send_each_other_in_every_step_are_left_out(tmp_path):
     """24 calls of 64 bytes, which are all that the optimizer updates; of a part of it they are needed."""
 
