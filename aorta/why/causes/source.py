@@ -4,6 +4,7 @@ what to change. By syntax, of files that are as they were when the run began."""
 import ast
 import os
 import re
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -38,7 +39,8 @@ def source_of(file: str, record: RunRecord | None) -> ast.Module | None:
     """None where it is gone, was written since, or is none."""
     try:
         is_same = record is not None and Path(file).stat().st_mtime_ns <= record.started_unix_ns
-        return ast.parse(read_regular(file, MOST_BYTES)) if is_same else None
+        with warnings.catch_warnings(action="ignore"):  # of escapes in the program's texts
+            return ast.parse(read_regular(file, MOST_BYTES)) if is_same else None
     except (OSError, SyntaxError, ValueError, RecursionError, MemoryError):
         return None
 

@@ -234,3 +234,11 @@ def test_of_a_late_rank_is_told_where_it_gets_its_part(tmp_path, monkeypatch):
     place = "part(), reviews.py:4"
     assert cause.subject == f"waiting for rank {cause.rank}, whose part is dealt out in {place}"
     assert cause.change.endswith(f": at {place}")
+
+
+@pytest.mark.filterwarnings("error")
+def test_what_python_warns_of_in_the_program_is_not_said_again(tmp_path):
+    file = tmp_path / "train.py"
+    file.write_text("text = '\\d'\n")
+    os.utime(file, ns=(BEGAN_NS, BEGAN_NS))
+    assert source_of(str(file), BEGAN) is not None
