@@ -9,15 +9,16 @@ from measured import network, steps
 from torch.nn.functional import cross_entropy
 
 device = torch.device("cuda")
-model = network(width=512, layers=30).to(device)
-optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-rows, labels = torch.randn(2048, 64, device=device), torch.randint(10, (2048,), device=device)
-for _ in steps(2000):
+model = network(width=1024, layers=12).to(device)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01, fused=True)
+rows, labels = torch.randn(8192, 64, device=device), torch.randint(10, (8192,), device=device)
+for _ in steps(400):
     optimizer.zero_grad()
-    loss = cross_entropy(model(rows), labels)
-    if loss > 20:
-        # -> loss = torch.where(loss > 20, loss / 10, loss)
-        loss = loss / 10
-        # ->
-    loss.backward()
+    for _ in range(4):
+        loss = cross_entropy(model(rows), labels) / 4
+        if loss > 20:
+            # -> loss = torch.where(loss > 20, loss / 10, loss)
+            loss = loss / 10
+            # ->
+        loss.backward()
     optimizer.step()

@@ -15,18 +15,19 @@ class Recurrent(nn.Module):
     def __init__(self):
         super().__init__()
         self.inner, self.turn, self.outer = nn.Linear(16, 32), nn.Linear(32, 32), nn.Linear(32, 16)
+        # -> self.cell, self.outer = nn.RNN(16, 32, batch_first=True), nn.Linear(32, 16)
 
     def forward(self, frames):
         seen, states = torch.zeros(len(frames), 32), []
-        given = frames.unbind(1)
-        # -> given = self.inner(frames).unbind(1)
-        for frame in given:
+        # -> return self.outer(self.cell(frames)[0])
+        for frame in frames.unbind(1):
+            # ->
             seen = torch.tanh(self.inner(frame) + self.turn(seen))
-            # -> seen = torch.tanh(frame + self.turn(seen))
+            # ->
             states.append(self.outer(seen))
-            # -> states.append(seen)
+            # ->
         return torch.stack(states, 1)
-        # -> return self.outer(torch.stack(states, 1))
+        # ->
 
 
 model = Recurrent()

@@ -1,6 +1,6 @@
 """
 cause: core_taken|late_rank
-told: OMP_NUM_THREADS
+told: OMP_NUM_THREADS|or start fewer:.* torch.set_num_threads
 ranks: 2
 """
 
