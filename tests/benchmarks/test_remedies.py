@@ -110,12 +110,13 @@ def test_a_remedy_is_told_and_not_told_again_once_it_is_in_force(name, tmp_path)
             script,
             tmp_path / variant / "run",
             PROGRAMS,
-            PLANT_STEPS="24",
+            PLANT_STEPS="60",  # samples are of time: a machine that is busy otherwise leaves few of a step
             OMP_NUM_THREADS="1",
         )
         assert done.returncode == 0, done.stderr
         found = causes(judge(load_run(tmp_path / variant / "run", "run")))
         told.append([cause for cause in found if re.search(REMEDIES[name].told, cause.change)])
-    planted, changed = told
-    assert [cause.kind for cause in planted] == [REMEDIES[name].cause]
-    assert changed == []
+        changes = [(cause.kind, cause.change) for cause in found]
+        if variant == "planted":
+            assert [cause.kind for cause in told[0]] == [REMEDIES[name].cause], changes
+    assert told[1] == []
