@@ -272,6 +272,7 @@ def test_what_a_rank_has_more_of_is_shared_and_does_not_vanish(tmp_path, optimiz
     assert least < 25.0 < most < 1.01 * 53.0
     assert first.bound_ms > 50.0  # what rank 0 takes without waiting
     assert first.change.startswith(change)
+    assert "expert" not in first.change + first.check  # there are none
     told = "the optimizer, which has as much to do on all, 1 times: it has more work, and no slower core"
     assert any(text.endswith(told) for text in first.evidence) == (kind == "imbalance")
 
@@ -309,7 +310,11 @@ def test_work_of_one_rank_in_no_step_costs_all_what_it_takes(tmp_path):
     assert cause.subject == "evaluation or other work in no step on rank 0"
     assert cause.ms == pytest.approx(80.0 * 7 / 62, rel=0.01)
     assert (cause.rank, cause.is_waited_for) == (0, True)
-    assert "80.0 ms on rank 0, for which the others wait in their next step" in cause.evidence[0]
+    # 7 of them and 62 steps of 22 ms are 1.92 s.
+    assert cause.evidence[0] == (
+        "7 gaps between two steps on rank 0, 80.0 ms each, together 0.560 s: 29 % of the time from the first"
+        " judged step to the last, in no step; the others wait for it in their next step"
+    )
     assert late_rank(judged).wait_ms == cause.ms
     assert found_causes(judged).unexplained_ms["wait"] < 1.0  # what rank 1 waits is that again
 

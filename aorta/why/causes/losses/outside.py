@@ -29,14 +29,14 @@ def outside_cause(
     if len(long) < FEWEST or not num_ranks * long.sum() >= LARGE_SHARE * (steps_ms + long.sum()):
         return None
     each, part = float(long.mean()), len(long) / len(gaps)
+    shown, total_s = quantity(num_ranks * each, "ms"), quantity(num_ranks * long.sum() / 1e3, "s")
     half = NORMAL_95 * float(long.std(ddof=1)) / math.sqrt(len(long))
     part, share = num_ranks * part, num_ranks * float(long.sum() / (steps_ms + long.sum()))
     who = waits = shared = ""
     place = "" if line is None else line.text + (f" (called from {line.caller})" if line.caller else "")
     if rank is not None:
-        own = quantity(num_ranks * each, "ms")
         who, shared = f" on rank {rank}", ", or let each rank do a part of it"
-        waits = f": {own} on rank {rank}, for which the others wait in their next step"
+        waits = "; the others wait for it in their next step"
     interval = ratio_interval(part * each, part * half, (steps_ms + float(long.sum())) / len(gaps))
     return Cause(
         kind="between_steps",
@@ -47,9 +47,8 @@ def outside_cause(
         bound_ms=None,
         share=share,
         evidence=(
-            f"{len(long)} gaps between two steps, {quantity(each, 'ms')} each, together"
-            f" {quantity(long.sum() / 1e3, 's')}: {percent(share)} of the time from the first judged step to"
-            f" the last, in no step{waits}",
+            f"{len(long)} gaps between two steps{who}, {shown} each, together {total_s}: {percent(share)} of"
+            f" the time from the first judged step to the last, in no step{waits}",
         ),
         change=f"do {f'what {place} does' if place else 'it'} less often, or on fewer batches{shared}",
         line=line,
