@@ -710,7 +710,8 @@ def cause_of(
     waited_ms = value.each_ms if finding.kind == "data_loading" else 0.0
     of_workers = workers_of(judged.record, len(judged.ranks), account.share("core_taken"), waited_ms)
     stack, facts = stack | of_workers[0], facts | of_workers[1]
-    facts |= {"do": "do it", "at_line": ""}
+    is_all = account.usual is None or finding.facts.get("num_steps", 0) >= account.num_judged
+    facts |= {"do": "do it", "at_line": "", "counted": "judged" if is_all else "recorded"}
     if line is not None:
         at = finding.facts.get("loop_lines", line.text)
         facts |= {"line": line.text, "do": f"do what {line.text} does", "at_line": f": at {at}"}

@@ -47,7 +47,7 @@ WORTH_A_ROW = 0.1
 """Of a cause, from which on the row of the table that it is in is said."""
 ALL_OF_ROW = 0.995
 OF_TRACE = (
-    (r",? in \d+ of \d+ judged steps,?", ""),
+    (r",? in \d+ of \d+ (judged|recorded) steps,?", ""),
     (r"\bms step\b", "ms trace"),
     (r"(?<= ms )(?:a|in such a|of the|each) step\b", "of the trace"),
     (r"\b(?:a|such a|the|each) step\b", "the trace"),
@@ -182,7 +182,7 @@ def _through_memory_text(dataset: Dataset, account: Account) -> str:
     """What kernels take that memory bounds, and where they are; '' of little."""
     rows = [row for row in kernels_by_class(dataset) if row.name in THROUGH_MEMORY]
     ms = sum(row.time_ms for row in rows)
-    if not ms >= LARGE_THROUGH_MEMORY * account.mean_step_ms > 0:
+    if not ms >= LARGE_THROUGH_MEMORY * account.recorded_ms > 0:
         return ""
     record = dataset.first.record
     lines = [] if record is None or record.work is None else record.work.lines
@@ -202,9 +202,10 @@ def _through_memory_text(dataset: Dataset, account: Account) -> str:
         most = max(lines, key=lambda line: line.bytes)
         where = f"of the model's lines {most.at.text} moves most, counted on a copy without data"
     joins = "" if "compile" in program_of(record)[0] else "; torch.compile joins those of one function"
-    share = percent(ms / account.mean_step_ms)
+    step = "the step" if account.usual is None else f"the {quantity(account.recorded_ms, 'ms')} recorded step"
+    share = percent(ms / account.recorded_ms)
     return (
-        f" Kernels that memory bounds take {quantity(ms, 'ms')} of the step, {share} ({', '.join(parts)}):"
+        f" Kernels that memory bounds take {quantity(ms, 'ms')} of {step}, {share} ({', '.join(parts)}):"
         f" {where}{joins}."
     )
 

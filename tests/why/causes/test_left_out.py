@@ -1,16 +1,19 @@
 """A rank that is late in the steps that the overhead left out alone: named from the host's marks in them."""
 
+import re
+
 import pytest
 
 from aorta.account.judge.cells import account_of
-from aorta.account.judge.judged import judge
+from aorta.account.judge.judged import dataset, judge
 from aorta.account.judge.profiles import told_differences
 from aorta.account.load.open import load_run
 from aorta.account.newest import newest
 from aorta.records.newest import Follower
-from aorta.records.schema import HostUse
+from aorta.records.schema import HostUse, KernelSums
 from aorta.timeline.types import OverlapRecord
-from aorta.why.causes.rank import late_rank
+from aorta.why.causes.rank import found_causes, late_rank
+from aorta.why.causes.text import nothing_text
 from tests.dist.launch import run_ranks
 from tests.record.rank_programs import late_where_left_out
 from tests.why.causes.runs import Host, causes, run_of
@@ -44,6 +47,37 @@ def two_ranks(
         }
 
     return judge(load_run(run_of(folder, make, steps=STEPS), "a"))
+
+
+def one_step_in_four(folder, host, recorded_more_ms, use=()):
+    """80 steps, of which recorded ones are longer by so much."""
+
+    def make(rank, step, noise):
+        if step % 4 == 0:
+            return host(noise).idle(recorded_more_ms), {"source": "kernels", **dict(use)}
+        return host(noise), {"source": "kernels", **LEFT_OUT}
+
+    return judge(load_run(run_of(folder, make, steps=STEPS), "a"))
+
+
+def test_recorded_steps_are_not_called_all_that_are_judged(tmp_path):
+    def waits(noise):
+        return Host().work(28.0).idle(8.0 * noise.gauss(1, 0.01), "synchronisation").comm(2.0)
+
+    found = causes(one_step_in_four(tmp_path / "run", waits, 1.0))
+    (cause,) = [one for one in found if one.kind == "synchronisation"]
+    assert re.search(r"in (19|20) of \1 recorded steps", cause.evidence[0])
+
+
+def test_kernels_of_recorded_steps_are_a_share_of_these(tmp_path):
+    """20 of 40 ms, where usual steps take 32."""
+    kernels = KernelSums(num_kernels=80, classes={"elementwise": (12.0, 40), "copy": (8.0, 40)})
+    judged = one_step_in_four(
+        tmp_path / "run", lambda noise: Host().work(30.0).comm(2.0), 8.0, {"kernels": kernels}
+    )
+    single = dataset("a", [judged])
+    told = nothing_text(single, found_causes(judged))
+    assert "20.0 ms of the 40.0 ms recorded step, 50 % (elementwise 12.0, copy 8.00" in told
 
 
 def late_ranks(judged):
