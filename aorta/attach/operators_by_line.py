@@ -27,7 +27,7 @@ AROUND = (
     *("_compile.py", "eval_frame.py"),
 )
 """Files of functions that a mode puts around every operator."""
-OF_A_TENSOR = ("_tensor.py", "_device.py", "without_data.py")
+OF_A_TENSOR = ("_tensor.py", "overrides.py", "_device.py", "without_data.py")
 """Files of functions that call one operator each."""
 ALIGNED = 8
 """Elements of two bytes, 16 bytes in all, at multiples of which a GPU's fast kernels want rows to begin."""
