@@ -63,6 +63,8 @@ CHECKPOINTS = (
 )
 """Functions that save, by the modules that programs take them from; last what these call, for a program that
 took them before HostWatch was installed."""
+STORAGES = (torch.UntypedStorage, torch.TypedStorage)
+"""Saved alone by pickle, of an object that is sent to other ranks, say: no checkpoint."""
 PHASES: dict[str, Phase] = {"data": "data", "backward": "backward", "optimizer": "optimizer"}
 """The phase that a host note of this kind makes; what lies between them is told by the last backward pass."""
 SCHEDSTAT = "/proc/thread-self/schedstat"
@@ -159,7 +161,7 @@ class HostWatch:
 
         def call(*args: Any, **named: Any) -> Any:
             step = self._journal.current
-            if self._depth or step is None:
+            if self._depth or step is None or (args and isinstance(args[0], STORAGES)):
                 return original(*args, **named)
             self._depth += 1
             # Where steps begin and end is seen in some of these calls: a batch belongs to the step that it

@@ -1,6 +1,7 @@
 """Notes of the host's work in a step, and the phase of a collective."""
 
 import gc
+import pickle
 import re
 import threading
 import time
@@ -132,6 +133,13 @@ def test_a_step_with_a_closure_is_the_optimizers_only_after_the_backward_pass(jo
 def test_a_save_that_was_imported_before_the_watch_is_noted_once(journal, tmp_path, save):
     save({"weight": torch.ones(64)}, tmp_path / "state")
     assert [kind for kind in kinds(journal) if kind != "garbage_collection"] == ["checkpoint"]
+
+
+def test_a_tensor_in_an_object_that_is_sent_is_no_checkpoint(journal):
+    """torch.distributed pickles objects, and pickle saves the storages of their tensors by torch.save."""
+    sent = pickle.dumps({"scores": torch.ones(64)})
+    assert kinds(journal) == []
+    assert pickle.loads(sent)["scores"].sum() == 64
 
 
 def test_nothing_is_noted_outside_of_a_step_or_by_another_thread(journal):
