@@ -396,20 +396,21 @@ def _is_of_messages(larger: Cause, cause: Cause, judged: Run | None) -> bool:
 
 def _with(larger: Cause, cause: Cause) -> Cause:
     """Both in one."""
-    interval = None
-    if larger.interval_ms is not None and cause.interval_ms is not None:
-        least, most = larger.interval_ms
-        most = max(most, larger.ms + cause.interval_ms[1])
-        step_ms = larger.ms / larger.share if larger.share else most
-        interval = least + cause.interval_ms[0], min(most, step_ms)
+    interval, bound = larger.interval_ms, larger.bound_ms
+    if interval is not None:
+        low, high = cause.interval_ms or (0.0, cause.ms)
+        most = max(interval[1], larger.ms + high)
+        most = min(most, larger.ms / larger.share if larger.share else most)
+        bound = None if bound is None else max(bound - (most - interval[1]), 0.0)
+        interval = interval[0] + low, most
     is_known = larger.kind != "late_rank" or larger.line is not None or not cause.is_waited_for
     return msgspec.structs.replace(
         larger,
         change=larger.change if is_known else cause.change,
         ms=larger.ms + cause.ms,
         share=larger.share + cause.share,
-        interval_ms=interval or larger.interval_ms,
-        bound_ms=None if larger.bound_ms is None else max(larger.bound_ms - cause.ms, 0.0),
+        interval_ms=interval,
+        bound_ms=bound,
         evidence=(*larger.evidence, f"{quantity(cause.ms, 'ms')} of it are {cause.subject}"),
     )
 

@@ -1043,7 +1043,7 @@ def test_what_two_causes_say_of_one_line_is_told_once(kinds, taken, told, high, 
     ("between_steps", False, True), ("program_code", True, False), ("optimizer", False, False),
 ])  # fmt: skip
 def test_messages_and_the_code_that_calls_for_them_are_one_loss(kind, is_late, is_one):
-    """Of both together; at most what the larger one may have, or the other beside it."""
+    """Of both together; at most what the larger one may have, or the other beside it: 11 of 15 ms."""
     messages, code = (
         Cause(
             kind=kind, subject=kind, ms=ms, interval_ms=(2.0, 6.0), bound_ms=9.0, share=0.1, evidence=(),
@@ -1058,7 +1058,7 @@ def test_messages_and_the_code_that_calls_for_them_are_one_loss(kind, is_late, i
     assert len(others) == (0 if is_one else 1)
     assert first.kind == "transfer"
     if is_one:
-        assert (first.ms, first.interval_ms, first.bound_ms) == (8.0, (4.0, 11.0), 6.0)
+        assert (first.ms, first.interval_ms, first.bound_ms) == (8.0, (4.0, 11.0), 4.0)
         assert first.evidence == ("3.00 ms of it are between_steps",)
         assert taken == {"transfer": 5.0, "compute": 3.0}
 
