@@ -220,7 +220,7 @@ def found_causes(judged: Run, path: str = "RUN") -> Causes:
     }
     if late is not None and late.rank not in starved:
         named += [
-            (cause, {})
+            (cause, _of_its_row(cause, named, account))
             for cause in _of_others(
                 late, steps_left_out(judged), rule_of[late.kind], judged, account, stack, path
             )
@@ -228,7 +228,7 @@ def found_causes(judged: Run, path: str = "RUN") -> Causes:
     if rare is not None:
         all_steps = np.ones(judged.num_judged, dtype=bool)
         of_rare = _of_others(rare, all_steps, rule_of[rare.kind], judged, account, stack, path)
-        named += [(cause, {}) for cause in of_rare]
+        named += [(cause, _of_its_row(cause, named, account)) for cause in of_rare]
     found_all = [cause for cause, _ in named]
     named.sort(key=lambda one: _place(one[0], found_all))
     named = _once(named, looked)[:MOST_SHOWN]
@@ -506,6 +506,13 @@ def _of_others(
             check=f"aorta compare {path} NEW; the step time, which is of all judged steps, should fall",
             is_in_step=False,
         )
+
+
+def _of_its_row(cause: Cause, named: list[Named], account: Account) -> dict[str, float]:
+    """What recorded steps have of a cause of all steps, in the row of its kind: it is that again."""
+    row = next((name for name, kind in PART_KINDS if kind == cause.kind), "")
+    left_ms = account.mean_ms(row) - sum(taken.get(row, 0.0) for _, taken in named)
+    return {row: min(left_ms, cause.ms)} if left_ms > 0 else {}
 
 
 def _slow_steps(judged: Run, looked: Run) -> Occasions | None:

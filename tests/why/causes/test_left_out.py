@@ -236,6 +236,8 @@ def test_a_wait_in_some_steps_is_of_the_mean_step_of_the_rank_that_waits_most(tm
     assert cause.interval_ms[0] < cause.ms < cause.interval_ms[1]
     (told, *_) = cause.evidence
     assert told.startswith("by the host's marks the loop waits for its next batch in 48 of 119 judged steps")
+    assert account_of(judged).mean_ms("data") > 1.0  # of the recorded one
+    assert found_causes(judged).unexplained_ms["data"] == 0.0
 
 
 def test_a_later_block_shows_it_in_the_steps_that_the_account_is_of(tmp_path):
