@@ -100,7 +100,7 @@ COMPUTE_OF_SOURCE = {
 }
 """Definition of compute by source; for kernel sources it is the union of all kernels that are not
 communication."""
-ALL_KERNELS = "compute: union of all kernels that are not communication"
+ALL_KERNELS = "compute and hidden communication: union of all kernels that are not communication"
 
 
 # ---- one run -------------------------------------------------------------------------------------
