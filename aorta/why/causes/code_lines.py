@@ -196,7 +196,7 @@ def waits_text(waits: list[Waits]) -> str:
         f"{one.call} in {one.at.text} ({number(one.num)} times a step, {quantity(one.ms, 'ms')})"
         for one in waits[:MOST_ISSUED]
     ]
-    return f"the host waits for the device: {', '.join(parts)}" if parts else ""
+    return f"the host waits for the device, brief waits not counted: {', '.join(parts)}" if parts else ""
 
 
 def issuer_of(finding: CauseFinding, judged: Run) -> dict[str, str]:
