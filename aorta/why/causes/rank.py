@@ -218,17 +218,11 @@ def found_causes(judged: Run, path: str = "RUN") -> Causes:
     starved = {
         one.rank for one, _ in named if late and late.facts.get("op") == "starved" and one.is_waited_for
     }
-    if late is not None and late.rank not in starved:
-        named += [
-            (cause, _of_its_row(cause, named, account))
-            for cause in _of_others(
-                late, steps_left_out(judged), rule_of[late.kind], judged, account, stack, path
-            )
-        ]
-    if rare is not None:
-        all_steps = np.ones(judged.num_judged, dtype=bool)
-        of_rare = _of_others(rare, all_steps, rule_of[rare.kind], judged, account, stack, path)
-        named += [(cause, _of_its_row(cause, named, account)) for cause in of_rare]
+    beside = [] if late is None or late.rank in starved else [(late, steps_left_out(judged))]
+    beside += [] if rare is None else [(rare, np.ones(judged.num_judged, dtype=bool))]
+    for finding, chosen in beside:
+        of_it = _of_others(finding, chosen, rule_of[finding.kind], judged, account, stack, path)
+        named += [(cause, _of_its_row(cause, named, account)) for cause in of_it]
     found_all = [cause for cause, _ in named]
     named.sort(key=lambda one: _place(one[0], found_all))
     named = _once(named, looked)[:MOST_SHOWN]
@@ -399,8 +393,7 @@ def _with(larger: Cause, cause: Cause) -> Cause:
     interval, bound = larger.interval_ms, larger.bound_ms
     if interval is not None:
         low, high = cause.interval_ms or (0.0, cause.ms)
-        most = max(interval[1], larger.ms + high)
-        most = min(most, larger.ms / larger.share if larger.share else most)
+        most = min(max(interval[1], larger.ms + high), larger.ms / larger.share)
         bound = None if bound is None else max(bound - (most - interval[1]), 0.0)
         interval = interval[0] + low, most
     is_known = larger.kind != "late_rank" or larger.line is not None or not cause.is_waited_for
@@ -492,6 +485,7 @@ def _of_others(
         step_ms=step_ms[:, chosen],
         cells={},
         tails={},
+        usual=None,
     )
     cause = cause_of(finding, rule, judged, of_these, stack, path, _Room(0.0, of_these.mean_step_ms))
     if cause is not None and not _of_no_usual_step(cause, finding, judged, of_these):
@@ -718,8 +712,7 @@ def cause_of(
     waited_ms = value.each_ms if finding.kind == "data_loading" else 0.0
     of_workers = workers_of(judged.record, len(judged.ranks), account.share("core_taken"), waited_ms)
     stack, facts = stack | of_workers[0], facts | of_workers[1]
-    is_all = account.usual is None or finding.facts.get("num_steps", 0) >= account.num_judged
-    facts |= {"do": "do it", "at_line": "", "counted": "judged" if is_all else "recorded"}
+    facts |= {"do": "do it", "at_line": "", "counted": "judged" if account.usual is None else "recorded"}
     if line is not None:
         at = finding.facts.get("loop_lines", line.text)
         facts |= {"line": line.text, "do": f"do what {line.text} does", "at_line": f": at {at}"}
