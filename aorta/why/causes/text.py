@@ -117,7 +117,8 @@ def causes_text(causes: Causes, run: Run) -> str:
         for line in difference.lines[:MOST_LINES]:
             lines += wrapped(line_text(line))
     if busy := busiest(run, MOST_LINES):
-        lines += ["", "Sampled, ms of a step: the program's lines that the thread that trains is in most."]
+        mean = quantity(float(np.nanmean(run.values("step_ms"))), "ms")
+        lines += ["", f"Sampled, ms of the mean judged step, {mean}: where the training thread is most."]
         for line in busy:
             lines += wrapped(line_text(line, is_difference=False))
     if sites := site_texts(run):
@@ -203,10 +204,9 @@ def _through_memory_text(dataset: Dataset, account: Account) -> str:
         where = f"of the model's lines {most.at.text} moves most, counted on a copy without data"
     joins = "" if "compile" in program_of(record)[0] else "; torch.compile joins those of one function"
     step = "the step" if account.usual is None else f"the {quantity(account.recorded_ms, 'ms')} recorded step"
-    share = percent(ms / account.recorded_ms)
     return (
-        f" Kernels that memory bounds take {quantity(ms, 'ms')} of {step}, {share} ({', '.join(parts)}):"
-        f" {where}{joins}."
+        f" Kernels that memory bounds take {quantity(ms, 'ms')} of {step},"
+        f" {percent(ms / account.recorded_ms)} ({', '.join(parts)}): {where}{joins}."
     )
 
 
@@ -229,6 +229,11 @@ def nothing_text(dataset: Dataset, causes: Causes) -> str:
     lost = "; ".join(loss_texts(dataset, "the trace" if is_window(dataset) else "a step")).removesuffix(".")
     if lost:
         text += f" {lost[0].upper()}{lost[1:]}."
+    # What no rule knows may be in the line that takes most; a backward pass shows none of the model's.
+    lines = [] if is_nothing or account.on_device else busiest(dataset.first, MOST_LINES)
+    top = next((line for line in lines if line.doing == "runs" and "backward" not in line.calls), None)
+    if top and top.ms >= LARGE_LOSS * account.mean_step_ms:
+        text += f" Backward passes aside, {top.text} takes most, {quantity(top.ms, 'ms')}: look there first."
     if is_large:
         text += (
             f" The largest part without compute is {CELLS[largest].title},"

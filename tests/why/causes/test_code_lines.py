@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 
 from aorta.account.judge.cells import account_of
-from aorta.account.judge.judged import judge
+from aorta.account.judge.judged import dataset, judge
 from aorta.account.load.open import load_run
+from aorta.account.model import Causes
 from aorta.records.files import sites_name
 from aorta.records.schema import CallSite, CallSites, HostSpan, HostUse
 from aorta.records.stacks import STACK_PHASES, StackFrame
@@ -16,6 +17,7 @@ from aorta.why.causes.code_lines import sends_own_data, waiting_calls, waiting_l
 from aorta.why.causes.finding import CauseFinding
 from aorta.why.causes.losses.program_code import _python_at, code_in_passes
 from aorta.why.causes.rank import found_causes
+from aorta.why.causes.text import causes_text, nothing_text
 from tests.account.judge.sampled_runs import MAIN, sampled, sampled_dataset
 from tests.records.run_folders import run_record
 from tests.why.causes.runs import STEPS, Host, causes, plain, run_of, waited
@@ -814,3 +816,14 @@ def test_a_loop_that_reads_values_is_told_by_its_source(tmp_path, line, leaf, wr
     reason = "the forward pass reads values of tensors on the host (at Model.pool(), net.py:6)"
     found = in_the_forward_pass(path, linear, reason=reason, started_unix_ns=1 << 60)
     assert [(origin, text) for origin, text, _ in found] == [(one, "Model.pool(), net.py:7") for one in told]
+
+
+def test_where_no_cause_is_named_the_line_that_takes_most_of_a_step_is(tmp_path):
+    """10 of 40 ms, behind a backward pass of 30; a fifth of the step is an all_reduce."""
+    judged = judged_with_stacks(
+        tmp_path, lambda rank, step, noise: Host().work(32.0).comm(8.0), ("model", "forward", "runs", 10.0)
+    )
+    told = nothing_text(dataset("a", [judged]), Causes([]))
+    assert " Backward passes aside, Net.forward(), train.py:40 takes most, 10.0 ms: look there first." in told
+    text = causes_text(Causes([], title="", empty_text=told), judged)
+    assert "Sampled, ms of the mean judged step, 40.0 ms: where the training thread is most." in text
