@@ -259,7 +259,8 @@ def _operation_rows(dataset: Dataset) -> list[tuple[str, ...]]:
 def _measure_rows(dataset: Dataset, rows: Sequence[tuple[str, str, str]]) -> Iterator[tuple[str, ...]]:
     """Work, memory and telemetry, with the least and the greatest rank. Where model FLOPs are known and the
     peak is not, the reason stands in the place of MFU."""
-    for name, metric, unit in rows:
+    for title, metric, unit in rows:
+        name = title.replace("GPU", "rank") if dataset.source == "host" else title  # which has none
         statistic = statistic_beside_step(dataset, metric)
         if statistic is None or statistic.median is None:
             work = dataset.statistics.get("model_tflops_per_gpu")

@@ -18,6 +18,7 @@ from aorta.page.write import make_report
 from aorta.records.schema import CollectiveRecord, DeviceRecord, MemoryRecord, PeakRecord
 from aorta.timeline.types import OverlapRecord
 from tests.records.run_folders import run_record, step_record, step_timeline, write_run
+from tests.why.causes import runs
 
 PEAK = PeakRecord(flops_per_s=1e15, precision="bf16", hardware="Invented GPU", origin="a data sheet, 2024-11")
 NOT_TIMED = OverlapRecord(
@@ -331,3 +332,11 @@ def test_ranks_that_may_share_a_batch_have_no_work_per_time(tmp_path, name):
     assert unknown.not_measured[f"{name}_per_s"].startswith("ranks may work on the same samples")
     for known in (loaded("told", 2, layout={"world": 2, "dp": 1}), loaded("alone", 1)):
         assert np.allclose(known.metrics[f"{name}_per_s"], 5e5 / known.metrics["step_ms"])
+
+
+def test_tokens_of_a_cpu_s_rank_are_no_gpu_s(tmp_path):
+    folder = runs.run_of(tmp_path, lambda rank, step, noise: (runs.plain(noise), {"tokens": 1000}))
+    text = dataset_table(dataset("a", [judge(load_run(folder, "a"))]))
+    assert "compute: host time" in text
+    assert "tokens/s per rank" in text
+    assert "per GPU" not in text
