@@ -13,7 +13,7 @@ from aorta.account.model import Causes
 from aorta.records.files import sites_name
 from aorta.records.schema import CallSite, CallSites, HostSpan, HostUse
 from aorta.records.stacks import STACK_PHASES, StackFrame
-from aorta.why.causes.code_lines import sends_own_data, waiting_calls, waiting_line
+from aorta.why.causes.code_lines import sends_own_data, waiting_calls, waiting_line, waits_text
 from aorta.why.causes.finding import CauseFinding
 from aorta.why.causes.losses.program_code import _python_at, code_in_passes
 from aorta.why.causes.rank import found_causes
@@ -314,6 +314,7 @@ def test_anomaly_detection_is_one_cause_at_the_line_that_turns_it_on(tmp_path):
     (cause,) = causes(judge(load_run(folder, "run")))
     assert cause.subject == "autograd's anomaly detection on all ranks in train.py:8"
     assert cause.ms == pytest.approx(6.0, rel=0.05)
+    assert cause.evidence[0].startswith("6.00 ms of a ")  # of which the interval holds less, too
     assert "outside of model" not in " ".join(cause.evidence)
 
 
@@ -498,6 +499,10 @@ def test_the_line_that_waits_longest_is_the_line_of_a_wait(tmp_path):
         ("Rows.__getitem__(), data.py:7", "bool"),
     ]
     assert [(one.num, one.ms) for one in calls] == [pytest.approx((8.0, 4.0)), pytest.approx((1.0, 0.1))]
+    assert waits_text(calls) == (
+        "the host waits for the device, brief waits not counted: item in main(), train.py:20 (8.00 times a"
+        " step, 4.00 ms), bool in Rows.__getitem__(), data.py:7 (1.00 times a step, 0.100 ms)"
+    )
     line = waiting_line(calls)
     assert (line.text, line.calls, line.num_samples) == ("main(), train.py:20", "item of torch", 0)
 

@@ -549,6 +549,7 @@ def test_an_evaluation_between_steps_counts_though_the_device_is_busy(tmp_path):
     assert first.ms == pytest.approx(300 * 3 / 32, rel=0.02)
     assert first.evidence[0].startswith("300.0 ms pass between two steps on all ranks, in 3 of 32")
     assert first.global_step in (9, 19, 29)
+    assert first.check.endswith("; between_steps_ms should fall")
 
 
 def test_what_the_device_computes_between_all_steps_is_no_time_between_them(tmp_path):
