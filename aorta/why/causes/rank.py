@@ -716,8 +716,8 @@ def cause_of(
     if line is not None:
         at = finding.facts.get("loop_lines", line.text)
         facts |= {"line": line.text, "do": f"do what {line.text} does", "at_line": f": at {at}"}
-    tree = source_of(line.file, judged.record) if line is not None and finding.kind in ANEW else None
-    if tree is not None and line is not None and is_called_anew(tree, line.line, "state_dict"):
+    source = source_of(line.file, judged.record) if line is not None and finding.kind in ANEW else None
+    if source is not None and line is not None and is_called_anew(source.tree, line.line, "state_dict"):
         facts["anew"] = "state_dict()"
     if issuer := issuer_of(finding, judged):
         facts |= issuer

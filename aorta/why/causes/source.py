@@ -35,12 +35,19 @@ class Piece(NamedTuple):
     lines: range
 
 
-def source_of(file: str, record: RunRecord | None) -> ast.Module | None:
+class Source(NamedTuple):
+    tree: ast.Module
+    text: bytes
+
+
+def source_of(file: str, record: RunRecord | None) -> Source | None:
     """None where it is gone, was written since, or is none."""
     try:
-        is_same = record is not None and Path(file).stat().st_mtime_ns <= record.started_unix_ns
+        if record is None or Path(file).stat().st_mtime_ns > record.started_unix_ns:
+            return None
+        text = read_regular(file, MOST_BYTES)
         with warnings.catch_warnings(action="ignore"):  # of escapes in the program's texts
-            return ast.parse(read_regular(file, MOST_BYTES)) if is_same else None
+            return Source(ast.parse(text), text)
     except (OSError, SyntaxError, ValueError, RecursionError, MemoryError):
         return None
 
@@ -59,8 +66,8 @@ def pieces_of(files: list[str], record: RunRecord | None) -> list[Piece]:
     found: list[Piece] = []
     paths = [*dict.fromkeys(files)][:MOST_FILES]
     for path in paths:  # grows
-        if (tree := source_of(path, record)) is not None:
-            pieces = sorted(_of_tree(path, tree), key=lambda one: one.at.line)
+        if (source := source_of(path, record)) is not None:
+            pieces = sorted(_pieces(path, source), key=lambda one: one.at.line)
             imports = [re.match(r"(?:from|import) ([\w.]+)", one.text) for one in pieces]
             beside = [Path(path).parent / f"{one[1].replace('.', '/')}.py" for one in imports if one]
             more = [str(file) for file in dict.fromkeys(beside) if file.is_file() and str(file) not in paths]
@@ -69,9 +76,9 @@ def pieces_of(files: list[str], record: RunRecord | None) -> list[Piece]:
     return found
 
 
-def _of_tree(file: str, tree: ast.Module) -> Iterator[Piece]:
-    lines = read_regular(file, MOST_BYTES).splitlines()
-    inside: list[tuple[str, ast.AST]] = [("", tree)]
+def _pieces(file: str, source: Source) -> Iterator[Piece]:
+    lines = source.text.splitlines()
+    inside: list[tuple[str, ast.AST]] = [("", source.tree)]
     while inside:
         function, node = inside.pop()
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):

@@ -313,7 +313,8 @@ def _reading_loop(judged: Run, samples: list[Samples]) -> set[StackFrame]:
     frames = {frame for one in samples for frame in one.stacks.frames if frame.is_program}
     frames = {frame for frame in frames if frame.text.rpartition(":")[0] == found[1]}
     file = next((frame.file for frame in frames), "")
-    tree = source_of(file, record) or ast.Module([], [])
+    source = source_of(file, record)
+    tree = ast.Module([], []) if source is None else source.tree
     loops = (node for node in ast.walk(tree) if isinstance(node, LOOPS))
     around = [range(node.lineno, (node.end_lineno or 0) + 1) for node in loops]
     lines = next((of_loop for of_loop in around if int(found[2]) in of_loop), ())
