@@ -17,7 +17,7 @@ from contextlib import suppress
 from time import monotonic_ns
 from typing import Any
 
-from aorta.attach.importlib_bootstrap import call_after, call_after_file, call_before
+from aorta.attach.importlib_bootstrap import call_after, call_after_load, call_after_save, call_before
 from aorta.attach.program import FSDP1_MODULE, FSDP_MODULE, ProgramNotes
 from aorta.attach.settings import LAUNCHER, TRANSFORMERS, AttachSettings, read_settings, say
 
@@ -257,8 +257,8 @@ class Attachment:
     def _watch_files(self, torch: Any) -> None:
         """See which files the program saves and loads, and at which step."""
         storages = (torch.UntypedStorage, torch.TypedStorage)
-        save = call_after_file(torch.save, self._file_saved, storages)
-        load = call_after_file(torch.load, self._file_loaded, storages)
+        save = call_after_save(torch.save, self._file_saved, storages)
+        load = call_after_load(torch.load, self._file_loaded, storages)
         for module in (torch, torch.serialization):
             self._replace(module, "save", save)
             self._replace(module, "load", load)

@@ -29,16 +29,24 @@ def call_before(original: Callable[..., Any], hook: Callable[[tuple[Any, ...]], 
     return call
 
 
-def call_after_file(
+def call_after_save(
     original: Callable[..., Any], hook: Callable[[Any], None], storages: tuple[type, ...]
 ) -> Callable[..., Any]:
-    """Of torch.save and torch.load, with the file; not of storages, which pickle saves, in messages too."""
+    """Of torch.save, with the file; not of storages, which pickle saves, in messages too."""
 
     @functools.wraps(original)
     def save(obj: Any, f: Any, *args: Any, **named: Any) -> None:
         original(obj, f, *args, **named)
         if not isinstance(obj, storages):
             hook(f)
+
+    return save
+
+
+def call_after_load(
+    original: Callable[..., Any], hook: Callable[[Any], None], storages: tuple[type, ...]
+) -> Callable[..., Any]:
+    """Of torch.load, with the file; not of storages."""
 
     @functools.wraps(original)
     def load(f: Any, *args: Any, **named: Any) -> Any:
@@ -47,4 +55,4 @@ def call_after_file(
             hook(f)
         return result
 
-    return save if original.__name__ == "save" else load
+    return load

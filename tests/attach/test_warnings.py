@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from aorta.attach import hooks
-from aorta.attach.importlib_bootstrap import call_after, call_after_file, call_before
+from aorta.attach.importlib_bootstrap import call_after, call_after_save, call_before
 from aorta.attach.settings import AttachSettings
 
 
@@ -41,7 +41,7 @@ def hooked(folder: Path) -> Iterator[None]:
     [
         pytest.param(lambda hook: call_after(Library, hook), id="after"),
         pytest.param(lambda hook: call_before(Library, hook), id="before"),
-        pytest.param(lambda hook: lambda: call_after_file(save, hook, ())("weights", "file"), id="file"),
+        pytest.param(lambda hook: lambda: call_after_save(save, hook, ())("weights", "file"), id="file"),
     ],
 )
 def test_a_warning_passes_over_what_calls_a_hook_as_well(replaced: Callable[..., Any]) -> None:
