@@ -38,6 +38,7 @@ from aorta.attach.meta_copies import (
 )
 from aorta.attach.needless_batches import FrozenModules, NeedlessBatches
 from aorta.attach.needless_operators import Table
+from aorta.attach.operators_by_line import ALIGNED
 from aorta.records.libraries import OWN, PYTHON, library_of
 from aorta.records.schema import (
     NO_CALL,
@@ -61,7 +62,8 @@ OF_OPERATORS = (
 """Of NeedlessOperators, by line, as WorkOfStep calls them."""
 MOST_LINES = 64
 """That run.json has of a model."""
-TWO_BYTES = ("bf16", "fp16")
+ALIGNED_OF = {"bf16": ALIGNED, "fp16": ALIGNED, "tf32": ALIGNED // 2}
+"""Elements of 16 bytes, of types for whose products a GPU has kernels of their own where rows begin there."""
 WHOLE = 0.9
 """Of a call's work, from which on the line that calls is that of fp64 products, not lines within."""
 ALIKE = 3
@@ -532,7 +534,8 @@ class ModelCalls:
             if key in counted or any(getattr(leaf, "requires_grad", False) for leaf in tree_leaves(kind[1:]))
         }
         largest = max(counted, key=lambda key: self._times[key] * counted[key].flops)
-        odd = counted[largest].by_line.odd_products() if self.precision in TWO_BYTES else None
+        aligned = ALIGNED_OF.get(self.precision or "")
+        odd = None if aligned is None else counted[largest].by_line.odd_products(aligned)
         if odd is not None and not _compiled_frames():
             times = self._times[largest]
             of_bytes |= {"odd": times * odd.flops, "odd_at": odd.at, "odd_length": odd.length}

@@ -30,7 +30,8 @@ AROUND = (
 OF_A_TENSOR = ("_tensor.py", "overrides.py", "_device.py", "without_data.py")
 """Files of functions that call one operator each."""
 ALIGNED = 8
-"""Elements of two bytes, 16 bytes in all, at multiples of which a GPU's fast kernels want rows to begin."""
+"""Elements of two bytes, 16 bytes in all, at multiples of which a GPU's fast kernels want rows to begin. Of
+four bytes they are half as many."""
 FUSED = {torch.Tag.pointwise, getattr(torch.Tag, "reduction", torch.Tag.pointwise)}
 
 _Way = tuple[int, int]
@@ -131,7 +132,9 @@ class OperatorsByLine:
         self._operators.append(operator)
         if work[0]:
             self._products.append((number, work[0]))
-            matrices = [one for one in (*given, *made) if one.dim() > 1 and min(one.shape[-2:]) > 1]
+            is_product = "conv" not in func._overloadpacket.__name__  # whose rows are channels
+            of = (*given, *made) if is_product else ()
+            matrices = [one for one in of if one.dim() > 1 and min(one.shape[-2:]) > 1]
             lengths = [length for one in matrices if (length := max(one.stride()[-2:])) % ALIGNED]
             self._lengths |= {number: max(lengths)} if lengths else {}
         for one in operator.made_by if any(work) else ():  # a view reads nothing
@@ -180,11 +183,12 @@ class OperatorsByLine:
             by_line[None if line is None else line.at] += round(operator.part_masked * flops)
         return by_line
 
-    def odd_products(self) -> OddProducts | None:
-        """Those of the step's largest products: of smaller ones nobody could tell the kernels apart."""
+    def odd_products(self, aligned: int = ALIGNED) -> OddProducts | None:
+        """Those of the step's largest products: of smaller ones nobody could tell the kernels apart. aligned:
+        elements of 16 bytes, of the type that is multiplied."""
         products = [(flops, number, self._lengths.get(number, 0)) for number, flops in self._products]
-        largest = max((flops for flops, _, length in products if not length), default=0)
-        odd = [one for one in products if one[2] and one[0] > largest]
+        largest = max((flops for flops, _, length in products if not length % aligned), default=0)
+        odd = [one for one in products if one[2] % aligned and one[0] > largest]
         if not odd:
             return None
         flops, number, length = max(odd)

@@ -5,6 +5,7 @@ described when they are made and not kept. Imports nothing heavy: hooks.py loads
 """
 
 import linecache
+import math
 import os
 import sys
 import weakref
@@ -18,6 +19,8 @@ MOST = 32
 """Descriptions of a kind that are kept; a program may make a loader in every epoch."""
 MOST_FILES = 64
 """That are read for a line, within a step."""
+ALIGNED = 8
+"""Elements of two bytes, at multiples of which rows of a matrix begin at 16 bytes."""
 SIBLINGS = "/sys/devices/system/cpu/cpu{}/topology/thread_siblings_list"
 FSDP_MODULE = "torch.distributed.fsdp._fully_shard._fsdp_param_group"
 FSDP1_MODULE = "torch.distributed.fsdp.fully_sharded_data_parallel"
@@ -114,8 +117,8 @@ class ProgramNotes:
         self.optimizers.add(optimizer)
         described = {name: optimizer.defaults.get(name) for name in OPTIMIZER_ARGUMENTS}
         described["kind"] = type(optimizer).__name__
-        described |= _sizes(entry for group in optimizer.param_groups for entry in group["params"])
-        described |= _groups_of(optimizer)
+        parameters = [entry for group in optimizer.param_groups for entry in group["params"]]
+        described |= _sizes(parameters) | _groups_of(optimizer) | {"odd_shape": _odd_shape(parameters)}
         self._kept(self._optimizers, described)
 
     def _kept(self, kind: list[dict[str, Any]], described: dict[str, Any]) -> dict[str, Any] | None:
@@ -137,6 +140,7 @@ class ProgramNotes:
         # What torch.compile was asked for, by its mode or its options, of each call that has run.
         backends = getattr(sys.modules.get("torch._dynamo.eval_frame"), "cached_backends", {})
         configs = [getattr(one, "config", None) for one in backends.values()]
+        hooks = [hook for one in self._replicas for hook, _ in getattr(one, "_comm_hooks", None) or ()]
         self._modes = {
             "anomaly_detection": torch.is_anomaly_enabled(),
             "deterministic": torch.are_deterministic_algorithms_enabled(),
@@ -144,7 +148,8 @@ class ProgramNotes:
             "float32_matmul_precision": torch.get_float32_matmul_precision(),
             "compiled_frames": int(frames.get("ok", 0)),
             "cuda_graphs": any(isinstance(one, dict) and one.get("triton.cudagraphs") for one in configs),
-            "comm_hook": any(getattr(replica, "_comm_hooks", None) for replica in self._replicas),
+            "comm_hook": bool(hooks),
+            "comm_hook_name": None if not hooks else _name_of(hooks[0]),
             "num_threads": torch.get_num_threads(),
             "num_cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
             "num_whole_cores": _whole_cores(),
@@ -152,6 +157,8 @@ class ProgramNotes:
         }
         if self._modes["anomaly_detection"]:
             self._modes["anomaly_at"] = _line_with("detect_anomaly(", [*sys.modules.values()])
+        if hooks:
+            self._modes["comm_hook_at"] = _line_with(".register_comm_hook(", [*sys.modules.values()])
 
     def described(self) -> dict[str, Any]:
         """For run.json."""
@@ -200,6 +207,13 @@ def _sizes(parameters: Any) -> dict[str, Any]:
     }
 
 
+def _odd_shape(parameters: Iterable[Any]) -> list[int] | None:
+    """Of the largest matrix of which a dimension is no multiple of ALIGNED."""
+    shapes = [[*map(int, one.shape)] for one in parameters if one.dim() == 2]
+    odd = [shape for shape in shapes if min(shape) > 1 and any(size % ALIGNED for size in shape)]
+    return max(odd, key=math.prod, default=None)
+
+
 def _groups_of(optimizer: Any) -> dict[str, int]:
     """How many groups its parameters are in, and how many these could be: as many as have other options."""
     groups = optimizer.param_groups
@@ -212,6 +226,11 @@ def _plain(value: Any) -> Any:
     if isinstance(value, tuple | list):
         return tuple(map(_plain, value))
     return value if value is None or isinstance(value, bool | int | float | str) else id(value)
+
+
+def _name_of(hook: Any) -> str:
+    function = getattr(hook, "func", hook)  # of a partial
+    return str(getattr(function, "__name__", type(function).__name__))
 
 
 def _text(value: Any) -> str | None:

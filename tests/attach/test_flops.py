@@ -330,15 +330,32 @@ def test_rows_that_are_multiplied_by_zero(form):
     assert work.masked == pytest.approx(4 * PRODUCT if form == "one-hot" else 0, abs=3)
 
 
-@pytest.mark.parametrize(("words", "dtype"), [(1001, "bfloat16"), (1008, "bfloat16"), (1001, "float32")])
-def test_the_largest_products_whose_rows_begin_anywhere(words, dtype):
+@pytest.mark.parametrize(
+    ("words", "dtype", "precision", "is_odd"),
+    [
+        (1001, "bfloat16", "highest", True),
+        (1008, "bfloat16", "highest", False),
+        (1004, "bfloat16", "highest", True),  # a multiple of 8 bytes
+        (1001, "float32", "highest", False),  # not in tensor cores
+        (1001, "float32", "high", True),  # TF32
+        (1004, "float32", "high", False),  # a multiple of 16 bytes
+    ],
+)
+def test_the_largest_products_whose_rows_begin_anywhere(words, dtype, precision, is_odd, monkeypatch):
     """Forward, and for the gradients of weights and of what the first layer gave."""
+    monkeypatch.setattr(torch, "get_float32_matmul_precision", lambda: precision)
     model, x = nn.Sequential(nn.Linear(D, D), nn.Linear(D, words)), torch.zeros(S, D)
     model, x = model.to(getattr(torch, dtype)), x.to(getattr(torch, dtype))
     work = worked(model, torch.optim.SGD(model.parameters(), 0.1), lambda: model(x))
-    is_odd = (words, dtype) == (1001, "bfloat16")
     assert (work.odd, work.odd_num) == ((3 * 2 * S * D * words, 3) if is_odd else (0, 0))
     assert work.odd_length == (words if is_odd else 0)
+
+
+def test_rows_of_a_convolution_are_channels():
+    """Not its 3 columns, at which its kernel begins anew."""
+    model = nn.Sequential(nn.Conv2d(8, 16, 3), nn.Conv2d(16, 16, 3)).bfloat16()
+    x = torch.zeros(2, 8, 15, 15, dtype=torch.bfloat16)
+    assert worked(model, torch.optim.SGD(model.parameters(), 0.1), lambda: model(x)).odd_num == 0
 
 
 class Whitened(nn.Module):

@@ -2,12 +2,14 @@
 
 import inspect
 import sys
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
 import torch.distributed as dist
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook, fp16_compress_hook
 from torch.distributed.device_mesh import init_device_mesh
 from torch.utils.data import DataLoader
 
@@ -141,11 +143,25 @@ def test_a_hook_that_a_replica_is_given_later_is_known(notes):
     replica.module, replica._comm_hooks = torch.nn.Linear(2, 2), []
     notes.ddp_made(replica)
     found = []
-    for hooks in ([], ["compress"]):
+    for hooks in ([], [(partial(fp16_compress_hook), None)], [(allreduce_hook, None)]):
         replica._comm_hooks = hooks
         notes.read_modes(torch)
-        found.append(notes.described()["modes"]["comm_hook"])
-    assert found == [False, True]
+        modes = notes.described()["modes"]
+        found.append((modes["comm_hook"], modes["comm_hook_name"]))
+    assert found == [(False, None), (True, "fp16_compress_hook"), (True, "allreduce_hook")]
+
+
+@pytest.mark.parametrize(
+    ("shapes", "odd"),
+    [
+        pytest.param([(50257, 64), (101, 64), (50257,)], [50257, 64], id="the-largest"),
+        pytest.param([(64, 3, 7, 7), (50304, 64), (1, 7)], None, id="convolutions-vectors-and-even-ones"),
+    ],
+)
+def test_an_optimizer_tells_the_largest_matrix_with_an_odd_dimension(notes, shapes, odd):
+    notes.optimizer_made(torch.optim.SGD([torch.zeros(shape, requires_grad=True) for shape in shapes], 0.1))
+    (optimizer,) = notes.described()["optimizers"]
+    assert optimizer["odd_shape"] == odd
 
 
 def test_descriptions_are_bounded(notes):
