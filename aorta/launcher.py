@@ -8,6 +8,13 @@ from typing import NamedTuple
 
 from aorta.errors import ConfigError
 
+LAUNCHERS = (
+    ("RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE"),
+    ("SLURM_PROCID", "SLURM_LOCALID", "SLURM_NTASKS_PER_NODE"),
+    ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"),
+)
+"""Variables of torchrun, Slurm and Open MPI: the rank, its number on its machine, and how many are there."""
+
 
 class LaunchedRank(NamedTuple):
     """Place of this process among the others; without a launcher it is the only one."""
@@ -59,16 +66,22 @@ def is_first_of_machine() -> bool:
 
 def local_rank(rank: int) -> int:
     """Number of this rank on its machine; the rank itself where no launcher tells. Never raises."""
-    for rank_name, local_name in (
-        ("RANK", "LOCAL_RANK"),
-        ("SLURM_PROCID", "SLURM_LOCALID"),
-        ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_RANK"),
-    ):
-        local = os.environ.get(local_name, "")
+    local = _told_of(rank, 1)
+    return rank if local is None else local
+
+
+def num_local_ranks(rank: int) -> int | None:
+    """Ranks on the machine of this one; None where no launcher tells. Never raises."""
+    return _told_of(rank, 2)
+
+
+def _told_of(rank: int, place: int) -> int | None:
+    for names in LAUNCHERS:
+        text = os.environ.get(names[place], "")
         # Processes that a rank of the launcher starts have its variables too, and other numbers.
-        if os.environ.get(rank_name) == str(rank) and local.isdecimal():
-            return int(local)
-    return rank
+        if os.environ.get(names[0]) == str(rank) and text.isdecimal():
+            return int(text)
+    return None
 
 
 def is_first_launch() -> bool:

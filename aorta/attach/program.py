@@ -10,9 +10,11 @@ import os
 import sys
 import weakref
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from aorta.launcher import num_local_ranks
 from aorta.records.libraries import library_of, program_frame
 
 MOST = 32
@@ -22,6 +24,11 @@ MOST_FILES = 64
 ALIGNED = 8
 """Elements of two bytes, at multiples of which rows of a matrix begin at 16 bytes."""
 SIBLINGS = "/sys/devices/system/cpu/cpu{}/topology/thread_siblings_list"
+QUOTAS = (
+    ("/sys/fs/cgroup/cpu.max",),
+    ("/sys/fs/cgroup/cpu/cpu.cfs_quota_us", "/sys/fs/cgroup/cpu/cpu.cfs_period_us"),
+)
+"""Microseconds of CPU time, and in how many; of cgroups of version 2 and 1."""
 FSDP_MODULE = "torch.distributed.fsdp._fully_shard._fsdp_param_group"
 FSDP1_MODULE = "torch.distributed.fsdp.fully_sharded_data_parallel"
 FSDP1_PREFETCHES = ("forward_prefetch", "backward_prefetch")
@@ -151,8 +158,9 @@ class ProgramNotes:
             "comm_hook": bool(hooks),
             "comm_hook_name": None if not hooks else _name_of(hooks[0]),
             "num_threads": torch.get_num_threads(),
-            "num_cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
-            "num_whole_cores": _whole_cores(),
+            "num_interop_threads": torch.get_num_interop_threads(),
+            "num_local_ranks": num_local_ranks(0),
+            **_cores(),
             "threads_at": _line_with("set_num_threads(", [*sys.modules.values()]),
         }
         if self._modes["anomaly_detection"]:
@@ -171,13 +179,29 @@ class ProgramNotes:
         }
 
 
-def _whole_cores() -> int | None:
-    """Cores that the process may use, of which a processor may show each as two; None where nobody tells."""
-    try:
-        siblings = (Path(SIBLINGS.format(cpu)).read_text() for cpu in os.sched_getaffinity(0))
-        return len(set(siblings))
-    except (OSError, AttributeError):
-        return None
+def _cores() -> dict[str, Any]:
+    """That the process may use, by its mask and its container's quota, and of these whole ones, of which a
+    processor may show each as two; whether it has the mask of the process that started it, and with it the
+    cores of the ranks beside it. None where nobody tells."""
+    if not hasattr(os, "sched_getaffinity"):
+        return {"num_cores": os.cpu_count(), "num_whole_cores": None, "shares_cores": None}
+    mask, limit = os.sched_getaffinity(0), _quota()
+    whole, shares = None, None
+    with suppress(OSError):
+        whole = min(len({Path(SIBLINGS.format(cpu)).read_text() for cpu in mask}), limit)
+    with suppress(OSError):
+        shares = os.sched_getaffinity(os.getppid()) == mask
+    return {"num_cores": min(len(mask), limit), "num_whole_cores": whole, "shares_cores": shares}
+
+
+def _quota() -> int:
+    """Cores that the container's processes have together; as many as there are without a limit."""
+    for paths in QUOTAS:
+        with suppress(OSError, ValueError):  # 'max' is no number, and -1 no quota
+            quota, period = (int(each) for path in paths for each in Path(path).read_text().split())
+            if quota > 0:
+                return max(round(quota / period), 1)
+    return os.cpu_count() or 1
 
 
 def _line_with(text: str, modules: Iterable[Any]) -> tuple[str, int] | None:

@@ -66,7 +66,9 @@ def test_a_run_that_is_killed_has_told_what_the_program_made(tmp_path):
     assert record.finished_unix_ns is None
     (optimizer,) = record.program["optimizers"]
     assert (optimizer["kind"], optimizer["site"]) == ("SGD", "train.py:4")
-    assert record.program["modes"]["num_threads"] >= 1
+    modes = record.program["modes"]
+    assert min(modes[f"num_{of}"] for of in ("threads", "interop_threads", "cores")) >= 1
+    assert (modes["num_local_ranks"], modes["shares_cores"]) == (None, True)
 
 
 def test_what_is_made_again_and_again_is_one_description(notes):

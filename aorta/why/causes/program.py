@@ -10,7 +10,9 @@ from typing import Any
 from aorta.account.load.rank.kernels import NAME_TIME
 from aorta.account.metrics import operations
 from aorta.account.model import Run
+from aorta.account.numbers import counted
 from aorta.records.schema import GPU_KINDS, RunRecord
+from aorta.records.stacks import StackFrame
 from aorta.timeline.collective import POINT_TO_POINT
 from aorta.timeline.types import TRACE_SOURCES
 
@@ -31,10 +33,10 @@ optimizer_of_another: it is none of torch.optim. never_fused: it has no such for
 unfused: all are of UNFUSED. anomaly: autograd's anomaly detection is on. no_core: workers of a loader would
 take cores from training. short_batch: a worker would take as long to hand a batch over as the step waits for
 it. whole_batches: the data set is asked for a batch at once. cuda_graphs: torch.compile was asked to replay
-the model as CUDA graphs. own_crowd: a process has more threads of torch and loader workers than cores;
-one_thread: the program has set torch to one; few_threads: it has one, and no workers. comm_hook: DDP's
-gradients go through one. prefetched: FullyShardedDataParallel gathers ahead in both passes. expandable: so
-are segments of the allocator. offloaded: units keep their parameters on the CPU."""
+the model as CUDA graphs. own_crowd: the ranks of a machine have more threads of torch and loader workers
+than cores; one_thread: the program has set torch to one; few_threads: it has one, and no workers. comm_hook:
+DDP's gradients go through one. prefetched: FullyShardedDataParallel gathers ahead in both passes. expandable:
+so are segments of the allocator. offloaded: units keep their parameters on the CPU."""
 OFFERS = {
     "fused": r"\bfused(?:=True| optimizer)",
     "pinned": r"\bpin_memory=True",
@@ -175,9 +177,8 @@ def program_of(run: RunRecord | None) -> tuple[frozenset[str], dict[str, str]]:
         names.add("anomaly")
     if isinstance(modes, Mapping) and _number(modes, "compiled_frames"):
         names.add("compile")
-    if isinstance(modes, Mapping):
-        _crowd(modes, loader, names, facts)
-    if isinstance(modes, Mapping):
+    if isinstance(modes, Mapping) and run is not None:
+        _crowd(modes, loader, run, names, facts)
         names |= {name for name in ("cuda_graphs", "comm_hook") if modes.get(name)}
     return frozenset(names), facts
 
@@ -219,7 +220,7 @@ def bytes_of_optimizers(run: RunRecord | None) -> float:
 
 
 def workers_of(
-    run: RunRecord | None, num_ranks: int, core_taken: float, waited_ms: float
+    run: RunRecord | None, core_taken: float, waited_ms: float
 ) -> tuple[frozenset[str], dict[str, str]]:
     """What is to be said of more workers: names of PROGRAM that hold, and how many have cores beside the one
     of each rank that trains. MOST_WORKERS where nobody counted the cores.
@@ -229,30 +230,61 @@ def workers_of(
     names = {"short_batch"} if 0 < waited_ms < HAND_OVER_MS else set()
     modes = noted_program(run).get("modes")
     cores = int(_number(modes, "num_cores")) if isinstance(modes, Mapping) else 0
-    if not cores or run is None:
+    if not cores or run is None or not isinstance(modes, Mapping):
         return frozenset(names), {"workers": str(MOST_WORKERS)}
-    devices = sum(row.get("kind") in GPU_KINDS for row in run.devices)
-    free = cores // max(min(num_ranks, devices or num_ranks), 1) - 1
+    free = cores // _num_local(run, modes) - 1
     if free < 1 or core_taken > CROWDED:
         names.add("no_core")
     return frozenset(names), {"workers": str(max(min(free, MOST_WORKERS), 1)), "cores": str(cores)}
 
 
+def _num_local(run: RunRecord, modes: Mapping[str, Any]) -> int:
+    """Ranks on a machine: as its launcher said, or one for each GPU, or all."""
+    devices = sum(row.get("kind") in GPU_KINDS for row in run.devices)
+    return int(_number(modes, "num_local_ranks")) or max(min(run.world_size, devices or run.world_size), 1)
+
+
+def crowded_at(run: RunRecord | None) -> StackFrame | None:
+    """The line that gives torch more threads than the cores of a machine have room for."""
+    at = (noted_program(run).get("modes") or {}).get("threads_at")
+    is_set = program_of(run)[1].get("fewer", "").startswith("torch.set_num_threads(")
+    return StackFrame(at[0], at[1], "<module>", True) if at and is_set else None
+
+
 def _crowd(
-    modes: Mapping[str, Any], loader: Mapping[str, Any] | None, names: set[str], facts: dict[str, str]
+    modes: Mapping[str, Any],
+    loader: Mapping[str, Any] | None,
+    run: RunRecord,
+    names: set[str],
+    facts: dict[str, str],
 ) -> None:
-    """Whether a process takes its own cores, or leaves most of them out, as the program asked for."""
+    """Whether the ranks of a machine take cores from each other, and a process from itself, or leave most of
+    them out, as the program asked for."""
     cores, threads = int(_number(modes, "num_cores")), int(_number(modes, "num_threads"))
     num_workers = 0 if loader is None else int(_number(loader, "num_workers"))
-    if 0 < cores < threads + num_workers:
+    # Ranks that are bound to cores have masks of their own, of which one is known.
+    all_cores = {row.get("num_usable_cpus") for row in run.devices if row.get("kind") == "cpu"}
+    shares = modes.get("shares_cores", cores in all_cores)
+    num_ranks = _num_local(run, modes) if shares else 1
+    set_at = modes.get("threads_at")
+    place = f"{Path(set_at[0]).name}:{set_at[1]}" if set_at else ""
+    if 0 < cores < num_ranks * (threads + num_workers):
         names.add("own_crowd")
-        at = "" if loader is None or not num_workers else f", of {loader.get('site')}"
-        facts["crowd"] = f"torch's threads ({threads}) and loader workers ({num_workers}{at})"
-        facts["own_cores"] = str(cores)
+        workers = f" and {counted(num_workers, 'loader worker')} (of {(loader or {}).get('site')})"
+        each = f"{counted(threads, 'thread')} of torch{f' (set at {place})' if place else ''}"
+        crowd = f"{counted(num_ranks, 'rank')} with {each}{workers if num_workers else ''} each"
+        facts["whose"] = f"first of all their own: {crowd}, on {counted(cores, 'core')}"
+        facts["others"] = "threads of the ranks themselves"
+        enough = max(cores // num_ranks - num_workers, 1)
+        env = run.environment.get("OMP_NUM_THREADS")
+        is_set = place and (env is None or env != str(threads))
+        fewer = f"torch.set_num_threads({enough}) at {place}" if is_set else f"OMP_NUM_THREADS={enough}"
+        before = ", which goes before OMP_NUM_THREADS" if is_set and env else ""
+        facts["fewer"] = f"{fewer}{before}" if threads > enough else "fewer loader workers (num_workers)"
     names |= {"few_threads"} if threads == 1 and not num_workers else set()
-    if (set_at := modes.get("threads_at")) and threads == 1 < cores:
+    if place and threads == 1 < cores:
         names.add("one_thread")
-        facts |= {"whole_cores": str(cores), "threads_at": f"{Path(set_at[0]).name}:{set_at[1]}"}
+        facts |= {"whole_cores": str(cores), "threads_at": place}
 
 
 def _loader(loader: Mapping[str, Any], names: set[str], facts: dict[str, str]) -> None:

@@ -710,7 +710,7 @@ def cause_of(
         return None
     facts = fact_texts(finding, judged, step, path) | program_of(judged.record)[1]
     waited_ms = value.each_ms if finding.kind == "data_loading" else 0.0
-    of_workers = workers_of(judged.record, len(judged.ranks), account.share("core_taken"), waited_ms)
+    of_workers = workers_of(judged.record, account.share("core_taken"), waited_ms)
     stack, facts = stack | of_workers[0], facts | of_workers[1]
     facts |= {"do": "do it", "at_line": "", "counted": "judged" if account.usual is None else "recorded"}
     if line is not None:

@@ -338,6 +338,10 @@ def of_trace(text: str) -> str:
 def fact_texts(finding: CauseFinding, judged: Run, step: float, path: str) -> dict[str, str]:
     """Facts as they are printed; what is not known is absent."""
     texts = {"path": path, "step_ms": quantity(step, "ms"), "num_ranks": str(len(judged.ranks))}
+    texts |= {
+        "others": "others",
+        "whose": "of other programs or of the ranks themselves (gloo's, a loader's)",
+    }
     for name, value in finding.facts.items():
         if isinstance(value, str):
             texts[name] = value

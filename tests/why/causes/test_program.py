@@ -12,6 +12,7 @@ from aorta.records.schema import CallSite, CallSites
 from aorta.why.causes.program import (
     OFFERS,
     STACKS,
+    crowded_at,
     is_one_unit,
     program_of,
     settings_text,
@@ -386,8 +387,8 @@ def test_kernels_that_ran_tell_what_is_in_force():
     ],
 )
 def test_workers_are_offered_as_far_as_there_are_cores_for_them(cores, num_ranks, core_taken, names, workers):
-    run = msgspec.structs.replace(run_record(2), program={"modes": {"num_cores": cores}})
-    found, facts = workers_of(run, num_ranks, core_taken, waited_ms=9.0)
+    run = msgspec.structs.replace(run_record(num_ranks), program={"modes": {"num_cores": cores}})
+    found, facts = workers_of(run, core_taken, waited_ms=9.0)
     assert (found, facts["workers"]) == (names, str(workers))
 
 
@@ -499,7 +500,34 @@ def test_a_process_with_more_threads_than_cores_takes_its_own(cores, is_crowded)
     )
     names, facts = program_of(record)
     assert ("own_crowd" in names) == is_crowded
-    assert ("crowd" in facts) == is_crowded
+    assert ("fewer" in facts) == is_crowded
+
+
+@pytest.mark.parametrize(
+    ("modes", "fewer"),
+    [
+        pytest.param({}, "OMP_NUM_THREADS=2", id="by-default"),
+        pytest.param(
+            {"threads_at": ["/job/a.py", 7]},
+            "torch.set_num_threads(2) at a.py:7, which goes before OMP_NUM_THREADS",
+            id="set-by-the-program",
+        ),
+        pytest.param({"num_threads": 2}, None, id="as-many-as-cores"),
+        pytest.param({"num_local_ranks": 1}, None, id="ranks-on-machines-of-their-own"),
+        pytest.param({"shares_cores": False}, None, id="bound-to-cores-of-their-own"),
+    ],
+)
+def test_the_ranks_of_a_machine_have_threads_for_its_cores_together(modes, fewer):
+    """Two ranks on one machine with 4 cores for both, and 4 threads of torch in each."""
+    known = {"num_threads": 4, "num_cores": 4, "shares_cores": True, "num_local_ranks": None}
+    record = msgspec.structs.replace(
+        run_record(2), program={"modes": known | modes}, environment={"OMP_NUM_THREADS": "1"}
+    )
+    names, facts = program_of(record)
+    assert facts.get("fewer") == fewer
+    assert ("own_crowd" in names) == (fewer is not None)
+    at = crowded_at(record)
+    assert (at and (at.file, at.line)) == (("/job/a.py", 7) if modes.keys() & {"threads_at"} else None)
 
 
 @pytest.mark.parametrize(

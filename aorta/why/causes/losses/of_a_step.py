@@ -47,7 +47,7 @@ from aorta.why.causes.losses.waiting import (
     uneven_batches,
     waiting,
 )
-from aorta.why.causes.program import blocks_launches, bytes_of_optimizers, program_of
+from aorta.why.causes.program import blocks_launches, bytes_of_optimizers, crowded_at, program_of
 
 MIN_OTHER_STEPS = 3
 WORTH_SAYING = 0.1
@@ -244,6 +244,7 @@ def _as_long_as_kernels(finding: CauseFinding, judged: Run, account: Account) ->
 def _of_all_ranks(judged: Run, parts: Parts) -> Iterator[CauseFinding]:
     """What every rank spends: as much as the one that has least of it over the run. In a single step another
     one may have it: hosts of devices are not in step with each other."""
+    is_crowded = "own_crowd" in program_of(judged.record)[0]
     for name, kind in PART_KINDS:
         by_rank = parts.ms_by_kind.get(name)
         if by_rank is None:
@@ -268,8 +269,11 @@ def _of_all_ranks(judged: Run, parts: Parts) -> Iterator[CauseFinding]:
                 **_words(name, parts, part_ms),
                 **(_asked_for(judged) if name == "garbage_collection" else {}),
                 **(_looped(judged) if name == "launch" else {}),
+                **({"at": crowded_at(judged.record)} if name == "core_taken" else {}),
             },
             is_sure=name == "between_steps" and are_alike(common),
+            # Threads that wait for one that has no core may spin meanwhile, which looks like work.
+            more_ms=float(parts.work_ms.mean()) if name == "core_taken" and is_crowded else 0.0,
         )
 
 
