@@ -12,8 +12,19 @@ from aorta.account.judge.answer import dataset_answer
 from aorta.account.judge.judged import dataset, judge
 from aorta.account.load.open import load_run
 from aorta.account.load.rank.phases import PREFIX
-from aorta.records.schema import UNLIKE, HostSpan, HostUse, KernelSums, LineOfWork, OperatorLoop, WorkOfStep
+from aorta.records.files import kernels_name
+from aorta.records.schema import (
+    UNLIKE,
+    HostSpan,
+    HostUse,
+    KernelNames,
+    KernelSums,
+    LineOfWork,
+    OperatorLoop,
+    WorkOfStep,
+)
 from aorta.records.stacks import StackFrame
+from aorta.records.writer import write_json
 from aorta.timeline.types import Kind, Span
 from aorta.why.causes.finding import CauseFinding
 from aorta.why.causes.losses import of_a_step
@@ -800,7 +811,7 @@ def test_a_network_in_fp64_takes_twice_as_long_on_a_cpu(work, dtype, found):
     assert [one.mean_ms for one in findings] == [pytest.approx(ms) for ms in found]
 
 
-def needless(kernels, work=None, peak=None, classes=None):
+def needless(kernels, work=None, peak=None, classes=None, shape=None):
     """(op, ms) of what is found of kernels by name, 10 of each, in a step whose compute is 30 ms."""
     values = {f"kernel_name_ms.{name}": np.full((1, 20), ms) for name, ms in kernels.items()}
     values |= {f"kernel_name_count.{name}": np.full((1, 20), 10.0) for name in kernels}
@@ -811,7 +822,7 @@ def needless(kernels, work=None, peak=None, classes=None):
     record = SimpleNamespace(
         work=work,
         devices=[{"kind": "cuda", "name": "NVIDIA H200", "memory_bytes": 80 << 30}],
-        program={"optimizers": [{"parameter_bytes": 10.0}]},
+        program={"optimizers": [{"parameter_bytes": 10.0, "odd_shape": shape}]},
         command=[],
     )
     judged = SimpleNamespace(
@@ -899,6 +910,43 @@ def test_products_with_odd_rows_take_longer_than_at_the_rate_of_others(odd, num,
     kernels, classes = {longest: 12.0, "nvjet_sm90_tst": 8.0}, {"kernel_ms.gemm": 20.0}
     work = WorkOfStep(flops=12e9, odd=odd, odd_num=num, odd_length=1001, odd_at=LINE)
     assert needless(kernels, work, classes=classes) == found
+
+
+@pytest.mark.parametrize(
+    ("kernel", "found"),
+    [
+        pytest.param("cutlass_75_tensorop_bf16_s1688gemm_bf16_128x128_tn_align1", 7 / 9, id="2-bytes"),
+        pytest.param("cutlass_80_tensorop_bf16_s16816gemm_bf16_256x128_tn_align2", 11 / 21, id="4-bytes"),
+        pytest.param("cutlass_80_tensorop_s1688gemm_128x64_tn_align4", None, id="as-TF32-wants-it"),
+        pytest.param("cutlass_80_tensorop_bf16_s16816gemm_bf16_256x128_tn_align8", None, id="16-bytes"),
+        pytest.param("cutlass_80_simt_sgemm_128x64_8x5_nt_align1", None, id="not-of-tensor-cores"),
+    ],
+)
+def test_kernels_for_rows_that_begin_anywhere_are_known_by_name(kernel, found):
+    """Where nobody counted FLOPs: they take 4.5 or 2.1 times as long as others."""
+    kernels = {f"Kernel2 ({kernel})": 18.0, "nvjet_sm90_tst": 2.0}
+    of_it = [] if found is None else [("odd", pytest.approx(18 * found))]
+    assert [one for one in needless(kernels) if one[0] == "odd"] == of_it
+
+
+def test_the_matrix_with_rows_that_begin_anywhere_is_known_from_the_optimizer(tmp_path):
+    kernel = "cutlass_75_tensorop_bf16_s1688gemm_bf16_128x128_tn_align1"
+    sums = KernelSums(num_kernels=3, classes={"gemm": (27.0, 3)}, top=[(1, 27.0, 3)])
+    program = {"optimizers": [{"kind": "AdamW", "num_parameters": 2, "odd_shape": [50257, 64]}]}
+    folder = run_of(
+        tmp_path / "run",
+        lambda rank, step, noise: (usual(noise), KERNELS | {"kernels": sums}),
+        run_record(2, program=program),
+    )
+    for rank in (0, 1):
+        write_json(folder / kernels_name(rank), KernelNames(names=["", kernel]))
+    (cause,) = (one for one in causes(judge(load_run(folder, "run"), 1)) if one.kind == "compute")
+    assert cause.subject == "3 products with rows of 50,257 elements"
+    assert cause.ms == pytest.approx(27 * 7 / 9, rel=0.01)
+    assert "make 50,257 a multiple of 64, 50,304" in cause.change
+    assert "of the matrices that are trained, one of 50,257 x 64 is the largest with such a dimension" in (
+        cause.evidence
+    )
 
 
 def test_copies_into_another_layout_are_those_that_the_program_asks_for():

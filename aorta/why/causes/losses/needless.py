@@ -75,6 +75,11 @@ LARGE_BYTES = 8e6
 """A step, below which what passes through memory stays in caches."""
 THREADS_SAVE = 0.7
 """Of what as many more threads would in proportion: 0.64 and 0.69 of two planted steps, 1 to 2 and 2 to 4."""
+ODD = re.compile(r"^(?!.*simt).*_align([12])\b")
+"""In names of kernels for tensor cores: elements at whose multiples rows begin."""
+TWO_BYTES = re.compile(r"bf16|f16|h(884|1688|16816)")
+SLOWER = {"1": 4.5, "2": 2.1}
+"""Times as long as others that such kernels take for their FLOPs on H100 and H200."""
 ODD_RATE = 0.5
 """Of the rate of the step's other products, below which products are slow for the length of their rows."""
 MOST_USED = 0.75
@@ -144,8 +149,7 @@ def _all_of_it(judged: Run, account: Account) -> Iterator[CauseFinding]:
         yield CauseFinding("compute", ms, TAKES, facts=facts, more_ms=more_ms)
     if work is not None and work.copies:
         yield from _layout_copies(judged, [name for name in names if LAYOUT_COPY.search(name)], work)
-    if work is not None and work.odd_num:
-        yield from _odd_products(judged, names, work)
+    yield from _odd_products(judged, names, work)
     if not account.on_device and _is_in_fp64(judged, work):
         ms = work_ms_of(account)
         in_passes = [judged.mean_of_host(f"{PREFIX}{name}") or 0.0 for name in ("forward", "backward")]
@@ -175,40 +179,71 @@ def _layout_copies(judged: Run, names: list[str], work: WorkOfStep) -> Iterator[
         yield CauseFinding("compute", ms, TAKES, facts=facts | {"layout_ms": float(ms.mean())})
 
 
-def _odd_products(judged: Run, names: list[str], work: WorkOfStep) -> Iterator[CauseFinding]:
-    """What the largest products, whose kernels are the longest, take beyond the rate of the others."""
-    of_names = [
-        (
-            judged.mean_of(of_operation(NAME_TIME, name)) or 0.0,
-            judged.mean_of(of_operation(NAME_COUNT, name)),
-            name,
-        )
-        for name in names
-        if kernel_class(name) == "gemm"
-    ]
-    longest, num = list[str](), 0.0
-    for _, count, name in sorted(of_names, key=lambda entry: -entry[0] / max(entry[1] or 0.0, 1e-9)):
-        if num + (count or 0.0) <= work.odd_num + HALF:
-            longest, num = [*longest, name], num + (count or 0.0)
-        else:
-            break
-    others_ms = float(sum(_time_of_class(judged, name) for name in PRODUCTS).mean())  # type: ignore[union-attr]
-    if not longest or num < work.odd_num - HALF:
+def _odd_products(judged: Run, names: list[str], work: WorkOfStep | None) -> Iterator[CauseFinding]:
+    """What kernels for rows that begin anywhere take, by their names, or else those of the largest products,
+    beyond the rate of the others."""
+    align_of = {name: by[1] for name in names if (by := ODD.search(name)) is not None}
+    told, is_counted = [*align_of], work is not None and bool(work.odd_num)
+    shape = odd_shape_of(judged, any(map(TWO_BYTES.search, told)))
+    length, num = 0 if shape is None else shape[0], sum(_count_of(judged, name) for name in told)
+    at, slower = None, 0.0
+    if work is not None and is_counted:
+        length, num, at = work.odd_length, float(work.odd_num), work.odd_at
+        told = told or _of_largest(judged, names, work.odd_num)
+    if not told:
         return
-    ms = _time_of(judged, longest)
-    others_ms -= float(ms.mean())
-    at_rate_ms = work.odd / (work.flops - work.odd) * others_ms if work.flops > work.odd else np.inf
-    if 0 < at_rate_ms < ODD_RATE * ms.mean():
+    took = {name: _time_of(judged, [name]) for name in told}
+    ms: Floats = np.sum([*took.values()], axis=0)
+    if work is not None and is_counted:
+        all_ms = float(sum(_time_of_class(judged, name) for name in PRODUCTS).mean())  # type: ignore[union-attr]
+        rate = (work.flops - work.odd) / max(all_ms - float(ms.mean()), 1e-9)
+        slower = rate * float(ms.mean()) / work.odd if work.flops > work.odd else 0.0
+    else:
+        slower = float(ms.mean()) / sum(float(took[name].mean()) / SLOWER[align_of[name]] for name in told)
+    rows = f"of {length:,} elements" if length else "that begin anywhere"
+    if slower > 1 / ODD_RATE:
         facts = {
             "op": "odd",
-            "what": f"{work.odd_num} products with rows of {work.odd_length:,} elements",
-            "at": work.odd_at,
+            "what": f"{num:,.0f} products with rows {rows}",
+            "at": at,
             "odd_ms": float(ms.mean()),
-            "slower": f"{ms.mean() / at_rate_ms:.1f}",
-            "length": f"{work.odd_length:,}",
-            "padded": f"{-(-work.odd_length // 64) * 64:,}",
+            "slower": f"{slower:.1f}",
+            "kernel": max(align_of, key=lambda name: float(took[name].mean()), default=None),
+            "length": f"{length:,}" if length else None,
+            "padded": f"{-(-length // 64) * 64:,}",
+            "shape": None if shape is None else " x ".join(f"{size:,}" for size in shape[1]),
         }
-        yield CauseFinding("compute", positive(ms - at_rate_ms), TAKES, facts=facts)
+        yield CauseFinding("compute", (1 - 1 / slower) * ms, TAKES, facts=facts)
+
+
+def odd_shape_of(judged: Run, has_two_bytes: bool) -> tuple[int, list[int]] | None:
+    """The largest matrix that is trained of those whose rows do not begin at multiples of 16 bytes, and its
+    dimension that does not; None where nobody noted it."""
+    aligned = 8 if has_two_bytes else 4
+    for row in noted_program(judged.record).get("optimizers") or []:
+        shape = row.get("odd_shape") or []
+        if odd := [size for size in shape if size % aligned]:
+            return max(odd), shape
+    return None
+
+
+def _of_largest(judged: Run, names: list[str], odd_num: int) -> list[str]:
+    """The longest kernels that multiply, as many as there are odd products: none where no names are just
+    theirs."""
+    products = [name for name in names if kernel_class(name) == "gemm"]
+    each_ms = {
+        name: float(_time_of(judged, [name]).mean()) / max(_count_of(judged, name), 1e-9) for name in products
+    }
+    longest, num = list[str](), 0.0
+    for name in sorted(products, key=lambda name: -each_ms[name]):
+        if num + _count_of(judged, name) > odd_num + HALF:
+            break
+        longest, num = [*longest, name], num + _count_of(judged, name)
+    return longest if num >= odd_num - HALF else []
+
+
+def _count_of(judged: Run, name: str) -> float:
+    return judged.mean_of(of_operation(NAME_COUNT, name)) or 0.0
 
 
 def _wide_kernels(judged: Run, names: list[str], work: WorkOfStep | None) -> Iterator[CauseFinding]:
