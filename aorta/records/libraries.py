@@ -1,5 +1,6 @@
 """Which library a file of Python belongs to: what is in none is the program's own. Imports nothing heavy."""
 
+import glob
 import os
 import sys
 import sysconfig
@@ -52,7 +53,17 @@ def _library_of(path: str) -> str:
         return "torch"
     if path.startswith(_STANDARD):
         return PYTHON
+    for folder in filter(None, map(str, sys.path)):  # of PYTHONPATH, too
+        if path.startswith(folder + os.sep) and _is_for_packages(folder):
+            return path[len(folder) + 1 :].partition(os.sep)[0].removesuffix(".py")
     return PYTHON if path.startswith("<") and path != "<stdin>" else ""
+
+
+@cache
+def _is_for_packages(folder: str) -> bool:
+    """Whether pip has installed into it (--target), and the program itself is not there."""
+    script = os.path.abspath(getattr(sys.modules.get("__main__"), "__file__", None) or "")
+    return not script.startswith(folder + os.sep) and bool(glob.glob(f"{glob.escape(folder)}/*.dist-info"))
 
 
 def _main_package() -> str:
