@@ -173,7 +173,7 @@ class ModelCalls:
         """A backward pass begins at these tensors, in a step that is noted. adds: to the gradients of
         parameters, and nothing else."""
         with suppress(Exception):
-            self._of_loss.backward_begins(roots)
+            self._of_loss.backward_begins(roots, self._trained)
             if self._original is not None:
                 self._graphs.backward_begins(roots, adds)
 
@@ -199,6 +199,7 @@ class ModelCalls:
             if not note(self, args, named):
                 return original(self, *args, **named)
             calls._depth += 1
+            first = torch.autograd._get_sequence_nr()  # type: ignore[attr-defined]
             try:
                 result = original(self, *args, **named)
             finally:
@@ -206,7 +207,7 @@ class ModelCalls:
             with suppress(Exception):
                 if torch.is_grad_enabled() and calls._is_model(self):
                     outputs = tensors_of(result)
-                    calls._of_loss.model_returns(outputs)
+                    calls._of_loss.model_returns(outputs, first)
                     calls._graphs.model_returns(self, outputs)
                     calls._batches.returned(outputs)
             return result

@@ -495,12 +495,19 @@ class LineOfWork(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LossLoop(msgspec.Struct, frozen=True, kw_only=True):
-    """Operators that a loop calls between the model and its loss, such as a penalty on each weight."""
+    """Operators between the model and its loss: many, or such as go through weights and no activations."""
 
     operators: int
     """Of a forward pass; the backward pass has as many."""
-    ms: float
-    """Of both passes on rank 0, by the host's clock: the median of the steps in which they were timed."""
+    ms: float | None
+    """Of both passes on rank 0, by the host's clock: the median of the steps in which they were timed. None
+    of a model on a device."""
+    bytes: float = 0.0
+    """That they move in both passes."""
+    weights_bytes: float = 0.0
+    """Of those that are called with parameters alone, and of adding their gradients to those of the model."""
+    parameters: int = 0
+    """That these go through."""
 
 
 class WorkOfStep(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -29,6 +29,8 @@ from aorta.record.census import census
 from aorta.records.schema import LoopKind
 
 B, S, D, HEADS, LAYERS, VOCABULARY = 2, 32, 64, 4, 2, 100
+SIDE = 512
+"""Of a matrix that no cache holds as a whole, with what is computed of it."""
 
 
 class Block(nn.Module):
@@ -397,6 +399,60 @@ def test_a_loop_over_operators_between_the_model_and_its_loss_is_timed(num, foun
     if found:  # a product, a sum and an addition each
         assert calls.loss_loop.operators == pytest.approx(3 * num, abs=2)
         assert calls.loss_loop.ms > 0
+
+
+class WithPenalty(nn.Linear):
+    """Keeps a sum of squares of its own weights, as losses beside the output are kept."""
+
+    def forward(self, x):
+        self.penalty = self.weight.pow(2).sum()
+        return super().forward(x)
+
+
+@pytest.mark.parametrize(
+    ("penalty", "passes"),
+    [
+        pytest.param(lambda model, _: model.weight.pow(2).sum(), 5 + 3 + 3, id="squares"),
+        pytest.param(lambda model, _: 2 * model.weight.abs().sum(), 5 + 3 + 3, id="absolute-values"),
+        pytest.param(
+            lambda model, old: (model.weight - old).square().sum(), 2 * 5 + 3 + 3, id="far-from-old"
+        ),
+        pytest.param(lambda model, _: model.penalty, 0, id="within-the-model"),
+        pytest.param(lambda model, _: model.weight[:4].pow(2).sum(), 0, id="of-few-rows"),
+        pytest.param(lambda model, old: (model.output * old).sum(), 0, id="of-activations"),
+    ],
+)
+def test_operators_on_weights_between_the_model_and_its_loss_are_counted(penalty, passes):
+    """Element by element: read, written; then both read and one written backward. A sum writes next to
+    nothing. The gradient is added to the one of the model's own: two read, and one written."""
+    model, calls = WithPenalty(SIDE, SIDE, bias=False), ModelCalls()
+    calls.begin_step([torch.optim.SGD(model.parameters(), 0.1)], 0)
+    output = model.output = model(torch.zeros(SIDE, SIDE))
+    old = torch.zeros(SIDE, SIDE)
+    loss = output.sum() + penalty(model, old)
+    calls.backward_begins([loss], True)
+    loss.backward()
+    calls.end_step()
+    found = calls.loss_loop
+    assert (found is not None) is (passes > 0)
+    if found is not None:
+        assert found.weights_bytes == pytest.approx(4 * passes * SIDE**2, rel=0.01)
+        assert found.bytes == pytest.approx(4 * (passes - 3 + 3) * SIDE**2, rel=0.01)  # with the output's sum
+        assert found.parameters == 1
+        assert found.ms > 0
+
+
+def test_an_orthogonal_penalty_is_work_on_weights():
+    """A product of the weights with themselves: its FLOPs count as bytes, 8 a byte."""
+    model, calls = nn.Linear(SIDE, SIDE, bias=False), ModelCalls()
+    calls.begin_step([torch.optim.SGD(model.parameters(), 0.1)], 0)
+    output = model(torch.zeros(2, SIDE))
+    loss = output.sum() + (model.weight @ model.weight.T - torch.eye(SIDE)).norm()
+    calls.backward_begins([loss], True)
+    calls.end_step()
+    flops, moved = 3 * 2 * SIDE**3, 4 * (3 * 2 + 2 + 5 + 3 + 3) * SIDE**2
+    assert calls.loss_loop.weights_bytes == pytest.approx(flops / 8 + moved, rel=0.01)
+    assert calls.loss_loop.ms is None  # no backward pass came to the model
 
 
 def test_a_step_without_a_backward_pass_keeps_no_graph():

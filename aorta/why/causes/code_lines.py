@@ -89,7 +89,7 @@ def line_of(finding: CauseFinding, judged: Run) -> CodeLine | None:
         file, _, number = made_at.rpartition(":")
         return _at(StackFrame(file, int(number), UNKNOWN, True))
     if {finding.kind, op, finding.facts.get("origin")} & NO_LINE or (
-        op not in (None, "loss") and finding.kind == "compute"
+        op not in (None, "loss", "weights") and finding.kind == "compute"
     ):
         return None
     ranks = judged.ranks
@@ -370,7 +370,7 @@ def _which(finding: CauseFinding, samples: Samples, in_some: bool) -> NDArray[np
         return judged & samples.that_call(EMPTY_CACHE)
     if kind == "checkpoint" and op == "slow_steps":
         return judged & ~samples.in_phase("communication", "data")
-    if op == "loss":
+    if op in ("loss", "weights"):
         return judged & samples.in_phase("rest") & ~samples.is_behind & ~samples.that("sleeps", "locked_out")
     if kind in OF_PHASE:
         return judged & samples.in_phase(OF_PHASE[kind])

@@ -165,6 +165,38 @@ def _all_of_it(judged: Run, account: Account) -> Iterator[CauseFinding]:
         yield from _counted(judged, account, work)
 
 
+def loss_loop(judged: Run, account: Account) -> Iterator[CauseFinding]:
+    """What a loop over operators takes between the model and its loss, and as many in the backward pass; or
+    of the operators there those that go through weights, their part of the time by bytes."""
+    loop = None if judged.record is None else judged.record.loss_loop
+    if loop is None:
+        return
+    facts: dict[str, object] = {
+        "op": "loss",
+        "what": f"{loop.operators:,} operators between the model and its loss",
+        "operators": loop.operators,
+    }
+    part_ms = loop.ms
+    if loop.weights_bytes >= LARGE_BYTES:
+        those = counted(loop.parameters, "parameter")
+        facts = {"op": "weights", "what": f"operators on {those} between the model and its loss"}
+        facts["weights_bytes"] = loop.weights_bytes
+        part, hardware = loop.weights_bytes / loop.bytes, _part(judged)
+        rate = CPU_BYTES_PER_S if hardware is None else hardware.memory.sustained_hbm_bytes_per_s
+        part_ms = 1e3 * loop.weights_bytes / rate if loop.ms is None else part * loop.ms
+    if part_ms is None:
+        return
+    facts["part_ms"] = part_ms
+    if account.on_device:
+        yield CauseFinding("compute", np.full_like(work_ms_of(account), part_ms), TAKES, facts=facts)
+        return
+    taken = 1 + account.mean_ms("core_taken") / max(account.mean_ms(*WORK), 1e-9)
+    # Of what ranks compute, and as much of what others take of their cores meanwhile.
+    work_ms = work_ms_of(account)
+    both_ms, takes = beside_others(account, work_ms)
+    yield CauseFinding("compute", part_ms / taken / float(work_ms.mean()) * both_ms, takes, facts=facts)
+
+
 def _layout_copies(judged: Run, names: list[str], work: WorkOfStep) -> Iterator[CauseFinding]:
     """Those that lines of the program ask for, of the kernels that make them and what others ask for."""
     num = sum(judged.mean_of(of_operation(NAME_COUNT, name)) or 0.0 for name in names)

@@ -22,14 +22,20 @@ from aorta.records.stacks import StackFrame
 from aorta.why.causes.code_lines import line_of
 from aorta.why.causes.finding import ANY_CELL, WAIT, CauseFinding, Floats, of_the_least, steps_with, together
 from aorta.why.causes.losses.host_needs import within_host_needs
-from aorta.why.causes.losses.needless import idle_cores, lines_text, loop_of, memory_used, needless_work
+from aorta.why.causes.losses.needless import (
+    idle_cores,
+    lines_text,
+    loop_of,
+    loss_loop,
+    memory_used,
+    needless_work,
+)
 from aorta.why.causes.losses.parts import Parts, parts_of
 from aorta.why.causes.losses.program_code import (
     OWN,
     code_in_model,
     code_in_passes,
     lines_of_spans,
-    loss_loop,
     program_code,
 )
 from aorta.why.causes.losses.slow_steps import slow_steps

@@ -40,7 +40,6 @@ from aorta.records.schema import NO_CALL, NO_OPTIMIZER, HostKind
 from aorta.records.stacks import StackFrame, StackPhase
 from aorta.why.causes.finding import WAIT, CauseFinding, Floats, of_the_least
 from aorta.why.causes.losses.host_needs import MOSTLY_IDLE
-from aorta.why.causes.losses.parts import WORK, beside_others, work_ms_of
 from aorta.why.causes.program import noted_program, program_of
 from aorta.why.causes.source import source_of
 
@@ -136,7 +135,8 @@ def program_code(
     ]
     record = judged.record
     has_no_model = record is not None and record.not_measured.get("flops_per_step") in (NO_CALL, NO_OPTIMIZER)
-    if has_no_model or (record is not None and record.loss_loop is not None):
+    loop = None if record is None else record.loss_loop
+    if has_no_model or (loop is not None and loop.ms is not None):
         # Without a module that is the model, what comes before a backward pass is; a loop has its own cause.
         grouped = [
             {
@@ -341,24 +341,6 @@ def _may_be_torchs(frame: StackFrame) -> bool:
         return frame.file == "torch"
     is_builtin = hasattr(builtins, frame.function) and frame.function not in ALSO_OF_TENSORS
     return frame.function.startswith(CALLED_OF_TORCH) or not (is_builtin or "." in frame.function)
-
-
-def loss_loop(judged: Run, account: Account) -> Iterator[CauseFinding]:
-    """What a loop over operators takes between the model and its loss, and as many in the backward pass."""
-    loop = None if judged.record is None else judged.record.loss_loop
-    if loop is None or account.on_device:
-        return
-    facts = {
-        "op": "loss",
-        "what": f"{loop.operators:,} operators between the model and its loss",
-        "operators": loop.operators,
-        "part_ms": loop.ms,
-    }
-    taken = 1 + account.mean_ms("core_taken") / max(account.mean_ms(*WORK), 1e-9)
-    # Of what ranks compute, and as much of what others take of their cores meanwhile.
-    work_ms = work_ms_of(account)
-    both_ms, takes = beside_others(account, work_ms)
-    yield CauseFinding("compute", loop.ms / taken / float(work_ms.mean()) * both_ms, takes, facts=facts)
 
 
 def lines_of_spans(
