@@ -1,6 +1,8 @@
 """Tiers: what this machine or this run is not for (gpu(count), slow), and what the fast tier leaves out."""
 
+import contextlib
 import gc
+import importlib
 import itertools
 import os
 import signal
@@ -95,6 +97,19 @@ def pytest_xdist_auto_num_workers() -> int:
 def pytest_configure(config: pytest.Config) -> None:
     if hasattr(config, "workerinput"):
         launch.SHARED_BY_WORKERS.append(Path(config.getoption("basetemp")).parent)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection(session: pytest.Session) -> None:
+    """Import some modules of the tests before the others, in each worker its own: a clean clone is compiled
+    once between the workers, not by each of them. What cannot be imported is told where it is collected."""
+    worker = getattr(session.config, "workerinput", None)
+    if worker is not None:
+        modules = sorted(Path(__file__).parent.rglob("test_*.py"))
+        for path in modules[int(worker["workerid"].removeprefix("gw")) :: worker["workercount"]]:
+            name = ".".join(path.relative_to(session.config.rootpath).with_suffix("").parts)
+            with contextlib.suppress(Exception, pytest.skip.Exception):
+                importlib.import_module(name)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
