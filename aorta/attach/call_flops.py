@@ -4,13 +4,14 @@ import random
 import threading
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from functools import cache
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import torch
 from torch.nn import Module
+from torch.nn.utils import parametrize
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
@@ -58,12 +59,13 @@ def count_of(
     taken: Mapping[int, float] = MappingProxyType({}),
     needs_gradient: bool = True,
     parts_counted: Mapping[torch.Size, float] = MappingProxyType({}),
+    is_cached: bool = False,
 ) -> Count:
     """Of a forward and a backward pass of a copy without data; a checkpointed module's second forward counts
     apart. Raises NotCountedError, and whatever the model raises.
 
     taken: by place among its outputs, the part of the entries that the loss takes. parts_counted: as of
-    NeedlessOperators."""
+    NeedlessOperators. is_cached: within parametrize.cached()."""
     by_line = OperatorsByLine(model, count_of.__code__)
     watched = _Watched(NeedlessOperators(constant, fuses, parts_counted), by_line)
     again = _Again(watched)
@@ -80,6 +82,7 @@ def count_of(
             OneType(),
             torch.device("meta"),
             _without_autocast(watched),
+            _cached(model) if is_cached else nullcontext(),
             watched,
         ):
             given = tensors_of(model(*args, **named))
@@ -104,6 +107,19 @@ def count_of(
     of_bytes = num_bytes, again.num_bytes
     operators = watched.num_operators, again.num_operators
     return Count(flops, by_line, again.flops, *of_wide, *of_bytes, needless, forward, operators)
+
+
+@contextmanager
+def _cached(model: Module) -> Iterator[None]:
+    """parametrize.cached(), which the program may be in: what is kept of a copy must not outlive it, since it
+    is known by the modules' numbers."""
+    with parametrize.cached():
+        try:
+            yield
+        finally:
+            own = {id(module) for module in model.modules()}
+            for key in [key for key in getattr(parametrize, "_cache", {}) if key[0] in own]:
+                del parametrize._cache[key]
 
 
 @contextmanager

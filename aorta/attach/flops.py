@@ -22,6 +22,7 @@ from weakref import ref
 import msgspec
 import torch
 from torch.nn import Module
+from torch.nn.utils import parametrize
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
 from aorta.attach.backward_graphs import BackwardGraphs
@@ -86,6 +87,8 @@ class ModelCalls:
         self._times: dict[Any, int] = {}
         self._lines: dict[Any, StackFrame | None] = {}
         """That make the calls."""
+        self._cached: set[Any] = set()
+        """Those within parametrize.cached()."""
         self._given: dict[tuple[int, int], list[Any]] = {}
         """By module and place among its calls of a step: the kind of the call in the first step, and what it
         was called with, where it was the same in each step that was noted since."""
@@ -327,6 +330,7 @@ class ModelCalls:
         key = id(module), str(structure), tuple(map(_shape_text, shapes))
         self._times[key] = self._times.get(key, 0) + 1
         self._lines.setdefault(key, line_of_caller())
+        self._cached |= {key} if getattr(parametrize, "_cache_enabled", 0) else set()
         if self._is_model(module):
             self._type = self._type or _type_of(module)
             self._note_cast(module)
@@ -434,6 +438,7 @@ class ModelCalls:
                     self._fuses,
                     {place: part for (of, place), part in taken.items() if of == key[0]},
                     parts_counted=parts_counted,
+                    is_cached=key in self._cached,
                 )
                 for key, kind in models.items()
             }
@@ -485,7 +490,12 @@ class ModelCalls:
                 within = [line]
             of_kind["fp64"] = Counter({max(within, key=one.fp64.__getitem__): one.fp64.total()})
             if _freeze(kind[0], unread):
-                of_kind["unread"] = Counter({line: one.flops - count_of(*kind, needs_gradient=False).flops})
+                of_kind["unread"] = Counter(
+                    {
+                        line: one.flops
+                        - count_of(*kind, needs_gradient=False, is_cached=key in self._cached).flops
+                    }
+                )
             flops += times * (one.flops + one.again.total())
             num_bytes, again_bytes = num_bytes + times * one.num_bytes, again_bytes + times * one.again_bytes
             for name, by_line in of_kind.items():

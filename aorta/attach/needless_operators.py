@@ -336,8 +336,7 @@ class NeedlessOperators:
             known.append(self._of_weights.get(key))
         self._num_operators[at] += any(work)
         held = [one for one in known if one is not None]
-        is_new = torch.Tag.nondeterministic_seeded in func.tags or len(held) < len(known) or not given
-        if is_new:
+        if torch.Tag.nondeterministic_seeded in func.tags or len(held) < len(known):
             for one, of_weights in zip(given, known, strict=True):
                 key = one.untyped_storage()._cdata
                 if any(work) and of_weights is not None and key in self._line_of:
@@ -346,6 +345,8 @@ class NeedlessOperators:
             if func._schema.is_mutable:
                 for one in given[:1]:
                     self._of_weights.pop(one.untyped_storage()._cdata, None)
+        elif func._schema.is_mutable and held and not held[0].sources:  # zeros that are filled
+            self._of_weights.pop(given[0].untyped_storage()._cdata, None)
         elif any(work):
             plain = [one for one in tree_leaves(args) if not isinstance(one, torch.Tensor)]
             places = [(one.storage_offset(), one.shape, one.stride()) for one in given]
@@ -356,8 +357,9 @@ class NeedlessOperators:
                 if key not in self._of_weights:  # not where it writes to what the model holds
                     self._of_weights[key] = _OfWeights(one, value, sources)
                     self._line_of[key] = at
-            sums = self._of_line.setdefault(at, [0, 0, 0])
-            sums[:] = sums[0] + 1, sums[1] + work[0], sums[2] + work[1]
+            if sources:  # not an identity matrix alone, which is made of nothing
+                sums = self._of_line.setdefault(at, [0, 0, 0])
+                sums[:] = sums[0] + 1, sums[1] + work[0], sums[2] + work[1]
 
     def _see_merged(self, of_weights: _OfWeights, flops: int, at: StackFrame | None) -> None:
         """A product's gradient for a matrix, where only factors of it that are far smaller need one."""

@@ -2,6 +2,7 @@
 
 import random
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import get_args
 from weakref import ref
@@ -15,6 +16,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_modul
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.utils import parametrize
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -399,6 +401,42 @@ def test_a_loop_over_operators_between_the_model_and_its_loss_is_timed(num, foun
     if found:  # a product, a sum and an addition each
         assert calls.loss_loop.operators == pytest.approx(3 * num, abs=2)
         assert calls.loss_loop.ms > 0
+
+
+class Turned(nn.Module):
+    """A weight near the identity, computed in each round."""
+
+    def __init__(self, rounds):
+        super().__init__()
+        self.rounds, self.turn = rounds, nn.Linear(D, D, bias=False)
+        parametrize.register_parametrization(self.turn, "weight", NearIdentity())
+
+    def forward(self, x):
+        for _ in range(self.rounds):
+            x = self.turn(x)
+        return x
+
+
+class NearIdentity(nn.Module):
+    def forward(self, x):
+        return torch.eye(D) + x
+
+
+@pytest.mark.parametrize(("rounds", "is_cached", "again"), [(4, False, 3), (1, False, 0), (4, True, 0)])
+def test_a_weight_that_each_round_computes_of_others_is_counted_but_the_first_time(rounds, is_cached, again):
+    """Twice read and once written: the identity is no less the model's than the weight. And as often
+    backward. Of the two operators of its line, one makes the identity of nothing."""
+    model = Turned(rounds)
+    context = parametrize.cached if is_cached else nullcontext
+
+    def step():
+        with context():
+            return model(torch.zeros(S, D))
+
+    work = worked(model, torch.optim.SGD(model.parameters(), 0.1), step)
+    assert work.hoisted_bytes == 2 * again * 3 * 4 * D**2
+    assert work.hoisted_share == pytest.approx(again / rounds / 2 if again else 0)
+    assert not parametrize._cache
 
 
 class WithPenalty(nn.Linear):
