@@ -57,6 +57,15 @@ def percent(share: float | None, *, sign: bool = False, digits: int = 0, minus: 
     return ("" if is_zero else minus if share < 0 else "+" if sign else "") + f"{text} %"
 
 
+def often(per_step: float) -> str:
+    """'once a step', '4 times a step', '1.50 times a step on average', 'in 25 % of steps'"""
+    if math.isclose(per_step, round(per_step), rel_tol=1e-6):
+        return "once a step" if round(per_step) == 1 else f"{per_step:,.0f} times a step"
+    return (
+        f"in {percent(per_step)} of steps" if per_step < 1 else f"{number(per_step)} times a step on average"
+    )
+
+
 def byte_text(size: float | None, *, sign: bool = False, minus: str = "-") -> str:
     """'2.1 GiB'; whole bytes below 1 KiB."""
     if size is None or not math.isfinite(size):

@@ -106,11 +106,11 @@ class Occasions:
 
     @property
     def text(self) -> str:
-        """'every third step (14 of 42), 41 ms each: 13.7 ms a step on average'."""
+        """'every third step (14 of 42), each 41 ms longer: 13.7 ms a step on average'."""
         num, all_ms = int(self.is_slow.sum()), float(self.excess_ms.sum())
         often = self.often + (f" ({num} of {len(self.is_slow)})" if self.period is not None else "")
         mean_ms = quantity(all_ms / len(self.is_slow), "ms")
-        return f"{often}, {quantity(all_ms / num, 'ms')} each: {mean_ms} a step on average"
+        return f"{often}, each {quantity(all_ms / num, 'ms')} longer: {mean_ms} a step on average"
 
 
 def half_width(values: Floats, other_error: float = 0.0) -> float:

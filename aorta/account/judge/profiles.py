@@ -164,11 +164,27 @@ def told_differences(judged: Run, late: int | None) -> list[Difference]:
     return [difference for difference in found if difference.lines]
 
 
+def told_steps(judged: Run) -> NDArray[np.bool_]:
+    """[judged step]: those of which lines are told: all, but those of the account alone where that is not
+    brought to the usual step and the others make the mean another one."""
+    looked, step_ms = looked_at(judged), judged.values("step_ms").mean(axis=0)
+    is_told: NDArray[np.bool_] = np.isin(
+        judged.global_step[judged.judged_steps], looked.global_step[looked.judged_steps]
+    )
+    told_ms = np.nanmean(step_ms[is_told])
+    is_alike = abs(np.nanmean(step_ms) - told_ms) < UNLIKE * told_ms
+    return np.ones_like(is_told) if is_alike or usual_step(judged) is not None else is_told
+
+
 def busiest(judged: Run, num: int) -> list[Line]:
     """The lines of the program that the thread that trains is in most: means over ranks, from LEAST_SHOWN of
     the step and FEWEST samples on. One that waits for the device counts as any other."""
-    step_ms = float(np.nanmean(judged.values("step_ms"))) if judged.num_judged else 0.0
-    lines = most([*rank_parts(judged).values()], num)
+    if not judged.num_judged:
+        return []
+    told = told_steps(judged)
+    step_ms = float(np.nanmean(judged.values("step_ms")[:, told]))
+    parts = [part_of(judged, rank, told) for rank in sampled_ranks(judged)]
+    lines = most([part for part in parts if part is not None], num)
     return [line for line in lines if line.ms >= LEAST_SHOWN * step_ms and line.num_samples >= FEWEST]
 
 

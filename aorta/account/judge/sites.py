@@ -6,7 +6,7 @@ import msgspec
 
 from aorta.account.judge.profiles import sampled_ranks
 from aorta.account.model import Run, once_of_run
-from aorta.account.numbers import byte_text, percent
+from aorta.account.numbers import byte_text, often
 from aorta.records.stacks import StackFrame
 
 PARAMETERS = "parameters of "
@@ -47,10 +47,7 @@ class SiteRow(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def often(self) -> str:
-        """'once a step', '4 times a step', 'in 25 % of steps'"""
-        if self.per_step < 1:
-            return f"in {percent(self.per_step)} of steps"
-        return "once a step" if self.per_step == 1 else f"{self.per_step:.3g} times a step"
+        return often(self.per_step)
 
 
 @once_of_run

@@ -23,7 +23,7 @@ from aorta.account.judge.stacks import (
     samples_of_ranks,
 )
 from aorta.account.model import Run
-from aorta.account.numbers import number, quantity
+from aorta.account.numbers import often, quantity
 from aorta.records.stacks import StackFrame, StackPhase
 from aorta.why.causes.finding import CauseFinding
 from aorta.why.causes.losses.program_code import (
@@ -191,9 +191,9 @@ def sends_own_data(waits: list[Waits], judged: Run) -> bool:
 
 
 def waits_text(waits: list[Waits]) -> str:
-    """'the host waits for the device: item in train.py:57 (21.7 times a step, 6.07 ms), ...'"""
+    """'the host waits for the device: item in train.py:57 (64 times a step, 6.07 ms), ...'"""
     parts = [
-        f"{one.call} in {one.at.text} ({number(one.num)} times a step, {quantity(one.ms, 'ms')})"
+        f"{one.call} in {one.at.text} ({often(one.num)}, {quantity(one.ms, 'ms')})"
         for one in waits[:MOST_ISSUED]
     ]
     return f"the host waits for the device, brief waits not counted: {', '.join(parts)}" if parts else ""

@@ -14,7 +14,7 @@ from aorta.account.judge.judged import UNLIKE
 from aorta.account.judge.kernels import kernels_by_class, kernels_by_name
 from aorta.account.judge.outside import OUTSIDE_WORDS
 from aorta.account.judge.phases import evaluation_text, largest_beside_the_model, largest_text, phases_of
-from aorta.account.judge.profiles import DOING_WORDS, busiest, line_text, told_differences
+from aorta.account.judge.profiles import DOING_WORDS, busiest, line_text, told_differences, told_steps
 from aorta.account.judge.sites import site_texts
 from aorta.account.load.measures import peak_text
 from aorta.account.model import Causes, Dataset, Run
@@ -32,6 +32,8 @@ FEWEST_STEPS = 3
 """Of a run that are judged: one of two may be any step, and what is between them as well."""
 THROUGH_MEMORY = ("elementwise", "copy")
 """Classes of kernels that take as long as their bytes, and of which fewer do where operators are joined."""
+INDEXED = re.compile("index|gather|scatter|embedding")
+"""Kernels of these that go where an index says, which torch.compile joins with no others."""
 LARGE_THROUGH_MEMORY = 0.3
 """Part of the step, from which on these are worth a sentence, though no cause takes them."""
 MANY_SOFTMAX = 8
@@ -95,13 +97,15 @@ def _stepper(run: Run) -> str:
 
 
 def _recorded(account: Account) -> str:
-    """'; sizes are of 21 recorded steps of 400 ms, scaled to 250 ms', where these are no usual ones."""
+    """'; its parts were measured in 21 recorded steps of 400 ms, and shortened to add up to 250 ms', where
+    these are no usual ones."""
     usual = account.usual
     if usual is None or not abs(usual.recorded_ms - usual.ms) >= UNLIKE * usual.ms:
         return ""
-    num, ms = account.step_ms.shape[1], quantity(usual.recorded_ms, "ms")
-    to = "scaled to" if usual.recorded_ms > usual.ms else "shares of"
-    return f"; sizes are of {num:,} recorded steps of {ms}, {to} {quantity(usual.ms, 'ms')}"
+    to = "shortened to add up to {}" if usual.recorded_ms > usual.ms else "the rest of the {} is not known"
+    recorded, whole = (quantity(ms, "ms") for ms in (usual.recorded_ms, usual.ms))
+    num = account.step_ms.shape[1]
+    return f"; its parts were measured in {num:,} recorded steps of {recorded}, and {to.format(whole)}"
 
 
 def causes_text(causes: Causes, run: Run) -> str:
@@ -117,7 +121,7 @@ def causes_text(causes: Causes, run: Run) -> str:
         for line in difference.lines[:MOST_LINES]:
             lines += wrapped(line_text(line))
     if busy := busiest(run, MOST_LINES):
-        mean = quantity(float(np.nanmean(run.values("step_ms"))), "ms")
+        mean = quantity(float(np.nanmean(run.values("step_ms")[:, told_steps(run)])), "ms")
         lines += ["", f"Sampled, ms of the mean judged step, {mean}: where the training thread is most."]
         for line in busy:
             lines += wrapped(line_text(line, is_difference=False))
@@ -188,8 +192,9 @@ def _through_memory_text(dataset: Dataset, account: Account) -> str:
     record = dataset.first.record
     lines = [] if record is None or record.work is None else record.work.lines
     parts = [f"{row.name} {number(row.time_ms)}" for row in rows]
-    named = [row.title for row in kernels_by_name(dataset) if kernel_class(row.name) in THROUGH_MEMORY]
-    parts += [f"the longest is {name}" for name in named[:1]]
+    named = [row for row in kernels_by_name(dataset) if kernel_class(row.name) in THROUGH_MEMORY]
+    parts += [f"the longest is {row.title}" for row in named[:1]]
+    indexed_ms = sum(row.time_ms for row in named if INDEXED.search(row.name.lower()))
     where = "which lines they are of was not counted; a trace of torch.profiler with stacks tells it"
     softmax = sum(row.count for row in kernels_by_name(dataset) if "softmax" in row.name.lower())
     is_fused = any(row.name == "attention" for row in kernels_by_class(dataset))
@@ -202,7 +207,8 @@ def _through_memory_text(dataset: Dataset, account: Account) -> str:
     if lines:
         most = max(lines, key=lambda line: line.bytes)
         where = f"of the model's lines {most.at.text} moves most, counted on a copy without data"
-    joins = "" if "compile" in program_of(record)[0] else "; torch.compile joins those of one function"
+    are_joined = "compile" in program_of(record)[0] or 2 * indexed_ms > ms
+    joins = "" if are_joined else "; torch.compile joins those of one function"
     step = "the step" if account.usual is None else f"the {quantity(account.recorded_ms, 'ms')} recorded step"
     return (
         f" Kernels that memory bounds take {quantity(ms, 'ms')} of {step},"

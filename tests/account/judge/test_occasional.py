@@ -113,7 +113,7 @@ def test_what_tells_of_no_slow_steps(values):
 def test_how_often_is_said_in_words():
     steps = np.arange(42)
     slow = occasions(10 + 41.0 * (steps % 3 == 0) + steps * 1e-3, steps)
-    assert slow.text == "every third step (14 of 42), 41.0 ms each: 13.7 ms a step on average"
+    assert slow.text == "every third step (14 of 42), each 41.0 ms longer: 13.7 ms a step on average"
     assert occasions(10 + 9.0 * (steps % 11 == 2) + steps * 1e-3, steps).often == "every 11th step"
 
 
@@ -122,7 +122,7 @@ def test_what_slow_steps_take_each_is_what_adds_up_to_the_mean():
     excess = np.zeros(12)
     excess[[1, 4, 6]] = 10.0, 10.0, 40.0
     assert Occasions(excess > 0, excess, 0.1, None).text == (
-        "3 of 12 steps, 20.0 ms each: 5.00 ms a step on average"
+        "3 of 12 steps, each 20.0 ms longer: 5.00 ms a step on average"
     )
 
 

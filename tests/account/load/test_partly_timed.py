@@ -8,6 +8,7 @@ from aorta.account.judge.answer import dataset_answer
 from aorta.account.judge.cells import account_of
 from aorta.account.judge.gate import check_budget, load_budget
 from aorta.account.judge.judged import dataset, judge
+from aorta.account.judge.profiles import told_steps
 from aorta.account.judge.timed_steps import remarks
 from aorta.account.load.open import load_run
 from aorta.page.distributions import distribution_data
@@ -165,17 +166,30 @@ def test_steps_that_were_timed_are_no_warm_up_of_those_that_were_not(tmp_path):
     assert int(np.isfinite(judged.values("compute_ms")).all(axis=0).sum()) == 23
 
 
+def test_sampled_lines_are_told_of_the_account_s_steps(tmp_path):
+    """One of 8 takes fifty times as long and has no parts: a line of the others would else exceed them."""
+    run = load_run(sparse_run(tmp_path, num_steps=80), "a")
+    timed = np.arange(80) % 8 > 0
+    run.metrics["step_ms"][:] = np.where(timed, 30.0, 1500.0)
+    for name in ("compute_ms", "comm_ms", "exposed_ms"):
+        run.metrics[name][:] = np.where(timed, 10.0, np.nan)
+    judged = judge(msgspec.structs.replace(run, left_out=~timed))
+    assert told_steps(judged).tolist() == timed[judged.judged_steps].tolist()
+
+
 @pytest.mark.parametrize(
     ("untimed_ms", "takes", "told"),
     [
-        pytest.param(30.0, "30.0 ms (median", "10.0 ms, shares of 30.0 ms", id="longer"),
-        pytest.param(9.2, "9.20 ms (median", "10.0 ms, scaled to 9.20 ms", id="shorter"),
+        pytest.param(
+            30.0, "30.0 ms (median", "10.0 ms, and the rest of the 30.0 ms is not known", id="longer"
+        ),
+        pytest.param(9.2, "9.20 ms (median", "10.0 ms, and shortened to add up to 9.20 ms", id="shorter"),
         pytest.param(10.1, "10.1 ms (median", "", id="alike"),
         # Of three in four that are left out, one in three takes 30: (8 * 10 + 16 * 10 + 8 * 30) / 32.
         pytest.param(
             lambda step: 30.0 if step % 4 == 1 else 10.0,
             "15.0 ms (mean",
-            "10.0 ms, shares of 15.0 ms",
+            "10.0 ms, and the rest of the 15.0 ms is not known",
             id="kinds",
         ),
     ],
@@ -185,7 +199,7 @@ def test_the_title_has_the_usual_step_and_what_the_recorded_ones_took_where_that
 ):
     text = title(alone(sparse_run(tmp_path, untimed_ms=untimed_ms)))
     assert f"a step takes {takes} of all 32 judged steps, 2 ranks" in text
-    assert text.partition("; sizes are of 8 recorded steps of ")[2] == told
+    assert text.partition("; its parts were measured in 8 recorded steps of ")[2] == told
 
 
 def test_cells_of_recorded_steps_are_made_as_long_as_the_usual_one(tmp_path):

@@ -500,8 +500,8 @@ def test_the_line_that_waits_longest_is_the_line_of_a_wait(tmp_path):
     ]
     assert [(one.num, one.ms) for one in calls] == [pytest.approx((8.0, 4.0)), pytest.approx((1.0, 0.1))]
     assert waits_text(calls) == (
-        "the host waits for the device, brief waits not counted: item in main(), train.py:20 (8.00 times a"
-        " step, 4.00 ms), bool in Rows.__getitem__(), data.py:7 (1.00 times a step, 0.100 ms)"
+        "the host waits for the device, brief waits not counted: item in main(), train.py:20 (8 times a"
+        " step, 4.00 ms), bool in Rows.__getitem__(), data.py:7 (once a step, 0.100 ms)"
     )
     line = waiting_line(calls)
     assert (line.text, line.calls, line.num_samples) == ("main(), train.py:20", "item of torch", 0)

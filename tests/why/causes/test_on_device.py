@@ -448,6 +448,24 @@ def test_nothing_is_worth_changing_only_where_little_passes_through_memory(tmp_p
 
 
 @pytest.mark.parametrize(
+    ("name", "are_joined"), [("vectorized_elementwise_kernel", True), ("indexing_backward_kernel", False)]
+)
+def test_kernels_that_an_index_leads_are_not_said_to_be_joined_by_compile(tmp_path, name, are_joined):
+    kernels = KernelSums(num_kernels=40, classes={"elementwise": (15.0, 40)}, top=[(0, 14.0, 30)])
+
+    def make(rank, step, noise):
+        return Host().work(39.5 * noise.gauss(1, 0.01)).comm(0.5), used(45.0) | {"kernels": kernels}
+
+    folder = run_of(tmp_path / "run", make, steps=STEPS)
+    for rank in (0, 1):
+        write_json(folder / kernels_name(rank), KernelNames(names=[name]))
+    single = dataset("a", [judge(load_run(folder, "a"), 1)])
+    told = nothing_text(single, found_causes(single.first))
+    assert f"the longest is {name}" in told
+    assert ("torch.compile joins those of one function" in told) == are_joined
+
+
+@pytest.mark.parametrize(
     ("gemm_ms", "kind", "ms", "told"),
     [
         pytest.param(4.0, "imbalance", 9.0, "those of gemm take as long on all", id="more-work"),
