@@ -18,7 +18,15 @@ from aorta.timeline.types import TRACE_SOURCES
 
 PROGRAM = (
     *("workers_0", "workers", "workers_new", "pinned", "buckets_small", "no_buffers", "bucket_view"),
-    *("blocks", "resharded_not", "reduced_narrow", "gathered_narrow", "foreach_off", "many_groups"),
+    *(
+        "blocks",
+        "resharded_not",
+        "reduced_narrow",
+        "gathered_narrow",
+        "foreach",
+        "foreach_off",
+        "many_groups",
+    ),
     *("fused", "optimizer_of_another", "never_fused", "unfused", "anomaly", "no_core", "short_batch"),
     *("whole_batches", "cuda_graphs", "own_crowd", "one_thread", "few_threads", "comm_hook", "prefetched"),
     *("expandable", "offloaded"),
@@ -27,16 +35,17 @@ PROGRAM = (
 epochs. pinned: it hands out pinned memory. buckets_small: DDP's are set below its default. no_buffers: the
 model has none that DDP could send. bucket_view: gradient_as_bucket_view is set. blocks: units of fully_shard
 hold several weights. resharded_not: no unit is resharded behind its forward pass. reduced_narrow,
-gathered_narrow: its gradients, its weights move in 16 bits. foreach_off, fused: of the optimizer with most
-parameters. many_groups: it has groups of a few parameters each, most with the same options.
-optimizer_of_another: it is none of torch.optim. never_fused: it has no such form, for units of fully_shard.
-unfused: all are of UNFUSED. anomaly: autograd's anomaly detection is on. no_core: workers of a loader would
-take cores from training. short_batch: a worker would take as long to hand a batch over as the step waits for
-it. whole_batches: the data set is asked for a batch at once. cuda_graphs: torch.compile was asked to replay
-the model as CUDA graphs. own_crowd: the ranks of a machine have more threads of torch and loader workers
-than cores; one_thread: the program has set torch to one; few_threads: it has one, and no workers. comm_hook:
-DDP's gradients go through one. prefetched: FullyShardedDataParallel gathers ahead in both passes. expandable:
-so are segments of the allocator. offloaded: units keep their parameters on the CPU."""
+gathered_narrow: its gradients, its weights move in 16 bits. foreach, foreach_off, fused: of the optimizer
+with most parameters; foreach: neither of the others. many_groups: it has groups of a few parameters each,
+most with the same options. optimizer_of_another: it is none of torch.optim. never_fused: it has no such form,
+for units of fully_shard. unfused: all are of UNFUSED. anomaly: autograd's anomaly detection is on. no_core:
+workers of a loader would take cores from training. short_batch: a worker would take as long to hand a batch
+over as the step waits for it. whole_batches: the data set is asked for a batch at once. cuda_graphs:
+torch.compile was asked to replay the model as CUDA graphs. own_crowd: the ranks of a machine have more
+threads of torch and loader workers than cores; one_thread: the program has set torch to one; few_threads: it
+has one, and no workers. comm_hook: DDP's gradients go through one. prefetched: FullyShardedDataParallel
+gathers ahead in both passes. expandable: so are segments of the allocator. offloaded: units keep their
+parameters on the CPU."""
 OFFERS = {
     "fused": r"\bfused(?:=True| optimizer)",
     "pinned": r"\bpin_memory=True",
@@ -163,8 +172,9 @@ def program_of(run: RunRecord | None) -> tuple[frozenset[str], dict[str, str]]:
         names |= {"fused"} if optimizer.get("fused") else set()
         is_off = optimizer.get("foreach") is False and not optimizer.get("fused")
         names |= {"foreach_off"} if is_off else set()
-        _groups(optimizer, names, facts)
         is_torchs = str(optimizer.get("kind")) in TORCH_OPTIMIZERS
+        names |= {"foreach"} if is_torchs and not is_off and not optimizer.get("fused") else set()
+        _groups(optimizer, names, facts)
         names |= set() if is_torchs or optimizer.get("fused") else {"optimizer_of_another"}
         all_rows = _rows(program.get("optimizers"))
         is_unfused = all(row.get("kind") in UNFUSED and not row.get("fused") for row in all_rows)

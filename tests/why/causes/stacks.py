@@ -32,6 +32,12 @@ FRAMES = {
     "waiting": StackFrame("accelerate", 0, "Accelerator.wait_for_everyone", is_program=False),
     "of_waiting": StackFrame("torch", 0, "barrier", is_program=False),
     "update": StackFrame("torchmetrics", 0, "MeanMetric.update", is_program=False),
+    "of_hook": StackFrame("torch", 0, "powerSGD_hook", is_program=False),
+    "compress": StackFrame(TRAIN, 50, "compress", is_program=True),
+    "fit": StackFrame("lightning", 0, "Trainer.fit", is_program=False),
+    "watch": StackFrame(TRAIN, 60, "Net.on_before_optimizer_step", is_program=True),
+    "own_step": StackFrame(TRAIN, 70, "Lion.step", is_program=True),
+    "training": StackFrame(TRAIN, 80, "Net.training_step", is_program=True),
 }
 NAMES = [*FRAMES]
 CALLERS = {
@@ -40,6 +46,11 @@ CALLERS = {
     "of_gather": "gather",
     "of_waiting": "waiting",
     "update": "augment",
+    "of_hook": "backward",
+    "compress": "backward",
+    "watch": "fit",
+    "own_step": "fit",
+    "training": "fit",
 }
 """Of the others main."""
 

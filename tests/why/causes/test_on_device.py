@@ -1054,7 +1054,8 @@ def test_the_largest_call_is_that_of_all_that_are_told_together():
 def test_an_optimizer_takes_what_its_row_of_the_table_has():
     account = SimpleNamespace(mean_ms={"optimizer": 22.4}.__getitem__)
     parts = SimpleNamespace(is_unfused=True, account=account)
-    assert of_a_step._words("optimizer", parts, 10.0) == {"op": "unfused", "optimizer_ms": 22.4}
+    facts = of_a_step._words("optimizer", parts, 10.0)
+    assert (facts["op"], facts["optimizer_ms"]) == ("unfused", 22.4)
 
 
 @pytest.mark.parametrize(("lines", "kept"), [((5, 5), {"synchronisation": 12.0}), ((5, 9), None)])
@@ -1298,3 +1299,29 @@ def test_more_micro_batches_are_weighed_against_the_host(tmp_path):
     assert re.search(r"the host, which runs for 3\d.\d ms of a 6\d.\d ms step", cause.change)
     assert "of the same size" in cause.change
     assert cause.interval_ms[0] < 0.75 * cause.ms
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "more_ms"),
+    [
+        pytest.param({"kind": "AdamW"}, 5.0, id="foreach"),
+        pytest.param({"kind": "AdamW", "fused": True}, 0.0, id="fused"),
+        pytest.param({"kind": "AdamW", "foreach": False}, 0.0, id="whose-kernels-are-unknown"),
+        pytest.param({"kind": "Lion"}, 0.0, id="of-another"),
+    ],
+)
+def test_kernels_of_an_optimizer_beyond_one_pass_over_its_memory(tmp_path, optimizer, more_ms):
+    """7 passes over 0.6 * 4.8 TB/s / 7 * 5 ms of parameters take 5 of the 10 ms."""
+    size = round(0.6 * 4.8e12 / 7 * 5e-3)
+    sums = KernelSums(num_kernels=900, classes={"optimizer": (10.0, 900)}, top=[])
+
+    def make(rank, step, noise):
+        host = usual(noise).work(10.0, "optimizer", "AdamW", size)
+        return host, KERNELS | {"kernels": sums}
+
+    rows = [{"num_parameters": 9, "parameter_bytes": size} | optimizer]
+    run = run_record(2, program={"optimizers": rows}, devices=[{"kind": "cuda", "name": "NVIDIA H200"}] * 2)
+    found = [one for one in named(tmp_path / "run", make, run=run) if one.kind == "optimizer"]
+    assert [one.ms for one in found] == ([pytest.approx(more_ms, rel=0.02)] if more_ms else [])
+    assert all("fused=True" in one.change for one in found)
+    assert all(one.subject == "optimizer that is not fused on all ranks" for one in found)

@@ -23,12 +23,11 @@ from aorta.account.metrics import of_operation, operations
 from aorta.account.model import Run
 from aorta.account.numbers import counted, percent
 from aorta.account.rows import positive
-from aorta.hardware import Hardware, hardware_name_of, load_hardware
 from aorta.records.schema import LineOfWork, OperatorLoop, WorkOfStep
 from aorta.records.stacks import StackFrame
 from aorta.traces.classify import COMM_RULES, classifier, kernel_class
 from aorta.why.causes.finding import CauseFinding, Floats
-from aorta.why.causes.losses.parts import CPU_BYTES_PER_S, WORK, beside_others, work_ms_of
+from aorta.why.causes.losses.parts import CPU_BYTES_PER_S, WORK, beside_others, part_of_device, work_ms_of
 from aorta.why.causes.program import bytes_of_optimizers, noted_program
 
 TAKES: dict[tuple[str, ...], float] = {WORK: 1.0}
@@ -334,18 +333,11 @@ def _all_in_fp64(
 def _tf32_as_fast(judged: Run) -> float:
     """Part of the time that products in fp32 take as TF32, by the device's data sheet; 0 where the program
     allows that, or the device has no such units."""
-    modes, part = noted_program(judged.record).get("modes") or {}, _part(judged)
+    modes, part = noted_program(judged.record).get("modes") or {}, part_of_device(judged)
     if part is None or modes.get("float32_matmul_precision") != "highest":
         return 0.0
     rates = part.compute.peak_flops
     return rates["fp32"] / rates["tf32"] if {"fp32", "tf32"} <= set(rates) else 0.0
-
-
-def _part(judged: Run) -> Hardware | None:
-    """Of the first device."""
-    rows = [] if judged.record is None else judged.record.devices
-    name = hardware_name_of(str(rows[0].get("name"))) if rows else None
-    return None if name is None else load_hardware(name)
 
 
 def _counted(judged: Run, account: Account, work: WorkOfStep) -> Iterator[CauseFinding]:
@@ -571,7 +563,7 @@ def _unread_rows(
 def _of_lookups(judged: Run, rows_bytes: float) -> Floats:
     """[step], what kernels take that fill a table's gradient once for each lookup of a step, as many as these
     have time for, and add up what there is of several: two are read, and one is written."""
-    names, part = operations(judged.metrics, NAME_TIME), _part(judged)
+    names, part = operations(judged.metrics, NAME_TIME), part_of_device(judged)
     fills, adds = ([name for name in names if of.search(name)] for of in (ZEROS, ADDS))
     if fills and adds and part is not None:
         fills_ms = _time_of(judged, fills)

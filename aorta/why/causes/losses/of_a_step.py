@@ -21,6 +21,7 @@ from aorta.account.rows import positive
 from aorta.records.stacks import StackFrame
 from aorta.why.causes.code_lines import line_of
 from aorta.why.causes.finding import ANY_CELL, WAIT, CauseFinding, Floats, of_the_least, steps_with, together
+from aorta.why.causes.losses.hooks import code_in_hooks
 from aorta.why.causes.losses.host_needs import within_host_needs
 from aorta.why.causes.losses.needless import (
     idle_cores,
@@ -165,7 +166,7 @@ def findings(
             _leave_to(is_retry > 0, losses)
         losses.append(finding)
     losses += memory_limit(judged)
-    return losses
+    return [*code_in_hooks(judged, account, losses), *losses]
 
 
 def _own_slow_steps(
@@ -292,6 +293,9 @@ def _takes(name: str, parts: Parts) -> dict[tuple[str, ...], float]:
     if name == "core_taken" and total > 0:  # of sleep no more than torch's threads lacked of cores
         ready = min(parts.account.mean_ms(name) / total, 1.0)
         return {(name,): ready, ("blocked",): 1 - ready}
+    if name == "optimizer" and parts.on_device and total > 0:  # of idle time, and of its kernels
+        idle = min(parts.account.mean_ms(name) / total, 1.0)
+        return {(name,): idle, ("compute", "hidden"): 1 - idle}
     waits = float(in_waits[name].mean()) / total if name in in_waits and total > 0 else 0.0
     return {cells: 1 - waits, tuple(reversed(cells)): waits} if waits > 0 else {cells: 1.0}
 
@@ -434,7 +438,9 @@ def _words(name: str, parts: Parts, part_ms: float) -> dict[str, object]:
         return locked_out_facts(part_ms)
     facts: dict[str, object] = {"part_ms": part_ms}
     if name == "optimizer" and parts.is_unfused:
-        return {"op": "unfused", "optimizer_ms": parts.account.mean_ms("optimizer")}
+        return {"op": "unfused", "what": WORDS[name], "optimizer_ms": parts.account.mean_ms("optimizer")}
+    if name == "optimizer" and parts.on_device and part_ms > 2 * (idle_ms := parts.account.mean_ms(name)):
+        return facts | {"what": "optimizer that is not fused", "kernels_ms": part_ms - idle_ms}
     if name in WORDS:
         facts["what"] = WORDS[name]
     if name == "launch":

@@ -108,15 +108,15 @@ def program_code(
     samples = samples_of_ranks(whole, timed_samples_of)
     if not samples or len(samples) < len(ranks):
         return
-    steps = _places(whole, account)
+    steps = places_of_steps(whole, account)
     cells = DEVICE_CELLS if account.on_device else CPU_CELLS
     who = {"who": "all ranks" if len(ranks) > 1 else "the rank", "step_ms": account.mean_step_ms, "what": OWN}
     if "anomaly" in program_of(judged.record)[0]:
         in_stacks = [one.is_judged & one.leaf_is(_keeps_a_stack) for one in samples]
-        ms = _common(samples, [np.flatnonzero(which).tolist() for which in in_stacks], account, steps)
+        ms = common_ms(samples, [np.flatnonzero(which).tolist() for which in in_stacks], account, steps)
         yield _anomaly(judged, account, ms, dict(who))
     for num, rows in _waits_in_passes(judged, account, samples):
-        ms = _common(samples, rows, account, steps)
+        ms = common_ms(samples, rows, account, steps)
         at = innermost(samples[0].stacks.path(int(samples[0].rows[rows[0][0], 5])))
         facts: dict[str, Any] = {**who, "at": at}
         facts |= {"often": f"{num:.0f}", "read_ms": float(ms.mean())}
@@ -166,7 +166,7 @@ def program_code(
         if (Path(group[0]).name, group[2]) in in_both or sum(len(of[group]) for of in grouped) < FEWEST:
             continue
         rows = [groups[group] for groups in grouped]
-        ms = _common(samples, rows, account, steps)
+        ms = common_ms(samples, rows, account, steps)
         ms = ms * _not_waiting(samples, rows, waited)
         if ms.mean() >= LEAST * account.mean_step_ms:
             found.append((group, ms))
@@ -198,7 +198,7 @@ def program_code(
                     for one, chosen in zip(samples, rows, strict=True)
                 ]
                 ms = np.maximum(
-                    _common(samples, of_lines, account, steps) - account.mean_ms("synchronisation"), 0.0
+                    common_ms(samples, of_lines, account, steps) - account.mean_ms("synchronisation"), 0.0
                 )
         is_small = ms.mean() < least * account.mean_step_ms or _may_be_chance(samples, rows, least / 2)
         if kind == "program_code" and is_small:
@@ -286,7 +286,7 @@ def code_in_passes(judged: Run, account: Account, losses: list[CauseFinding]) ->
     most = max(by_function, key=lambda key: sum(map(len, by_function[key])), default=None)
     if most is None or not all(len(rows) >= FEWEST for rows in by_function[most]):
         return
-    ms = _common(samples, by_function[most], account, _places(whole, account))
+    ms = common_ms(samples, by_function[most], account, places_of_steps(whole, account))
     facts = {
         "who": "all ranks" if len(judged.ranks) > 1 else "the rank",
         "step_ms": account.mean_step_ms,
@@ -424,7 +424,7 @@ def own_of_rank(judged: Run, account: Account) -> CauseFinding | None:
     if line is None or len(only[worst]) < FEWEST or longer < own_part[worst] / 2:
         return None
     waited_in = heaviest([stack for one, rows in others for stack in one.chosen(rows)])
-    ms = _common([samples[worst]], [only[worst]], account, _places(whole, account))
+    ms = common_ms([samples[worst]], [only[worst]], account, places_of_steps(whole, account))
     facts: dict[str, Any] = {"who": f"rank {judged.ranks[worst]}", "op": "own", "own_ms": float(ms.mean())}
     facts["at"] = line
     facts["waited_ms"] = longer * account.mean_step_ms
@@ -568,7 +568,7 @@ def _group_of(
     return line, (called[0].file, called[0].outer_function, 0) if called else line
 
 
-def _places(whole: Run, account: Account) -> tuple[int, NDArray[np.int64]]:
+def places_of_steps(whole: Run, account: Account) -> tuple[int, NDArray[np.int64]]:
     """How many steps were judged, and the place among them of each step of the account."""
     steps = whole.global_step[whole.judged_steps]
     order = np.argsort(steps)
@@ -609,7 +609,7 @@ def _are_alike(samples: list[Samples], rows: list[list[int]]) -> bool:
     return bool(chdtrc(len(seen) - 1, differ) >= UNLIKE_RANKS)
 
 
-def _common(
+def common_ms(
     samples: list[Samples], rows: list[list[int]], account: Account, steps: tuple[int, NDArray[np.int64]]
 ) -> Floats:
     """[step]: as much as the rank that has least of it over the run, beyond chance; the mean of each stretch

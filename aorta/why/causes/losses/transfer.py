@@ -283,7 +283,7 @@ def small_calls(judged: Run, details: Exposure | None) -> list[dict[str, object]
     too many units are no messages that could be joined otherwise, and those between stages of a pipeline
     take as long as one waits for the other."""
     units = None if details is None else details.units
-    best = _best_busbw(judged)
+    best = best_busbw(judged)
     calls_of_op: dict[str, list[tuple[float, float]]] = defaultdict(list)
     for kind in judged.collectives:
         count = float(np.median(positive(kind.count))) if kind.count.size else 0.0
@@ -358,7 +358,7 @@ def _latency_ms(run: Run, op: str, exposed: Floats) -> Floats | None:
         return None
     comm, bare, size = (positive(run.values(name)).mean(axis=0) for name in names)
     # The large calls of the operation have their time.
-    ideal_ms = size * busbw_factor(op, _num_ranks(run, op)) / _best_busbw(run) / 1e6
+    ideal_ms = size * busbw_factor(op, _num_ranks(run, op)) / best_busbw(run) / 1e6
     latency: Floats = np.minimum(bare, exposed) * np.clip(1 - ideal_ms / np.maximum(comm, 1e-9), 0.0, 1.0)
     return latency
 
@@ -397,7 +397,7 @@ def _are_all_weights(judged: Run) -> bool:
 
 def _bubble(run: Run, parts: Parts, exposed: Floats, taken: dict[str, Floats]) -> CauseFinding | None:
     """Sends and receives that take longer than their bytes would: they wait for a neighbour in a pipeline."""
-    best = _best_busbw(run)
+    best = best_busbw(run)
     waited = np.zeros_like(exposed)
     facts: dict[str, object] = {"best": best}
     if parts.on_device and parts.cpu_ms is not None:
@@ -419,7 +419,8 @@ def _bubble(run: Run, parts: Parts, exposed: Floats, taken: dict[str, Floats]) -
     return CauseFinding("bubble", ms, MOVING, facts=facts) if longest else None
 
 
-def _best_busbw(judged: Run) -> float:
+def best_busbw(judged: Run) -> float:
+    """GB/s of the run's fastest calls, or of a slow link."""
     rates = [row.busbw_gb_s for row in judged.collective_rows if row.busbw_gb_s is not None]
     return max([SLOWEST_LINK_GB_S, *rates])
 

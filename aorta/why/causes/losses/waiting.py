@@ -46,6 +46,7 @@ ASLEEP = "host asleep within the step"
 ASLEEP_ON = "on a lock, a pipe, a file, other threads"
 LOCKED_OUT = "another thread that holds the interpreter's lock"
 WORDS: dict[str, str] = {
+    "optimizer": "host-bound optimizer",
     "between_steps": "time between steps",
     "pause": "evaluation, or an announced pause",
 }

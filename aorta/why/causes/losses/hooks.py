@@ -1,0 +1,134 @@
+"""What hooks do within backward passes and optimizers: DDP's hook for gradients, and the program's own code
+that a library calls within an optimizer's step. By sampled stacks."""
+
+from collections import defaultdict
+from collections.abc import Iterator
+
+import numpy as np
+
+from aorta.account.judge.cells import Account
+from aorta.account.judge.stacks import MOST_RANKS, Samples, innermost, samples_of_ranks, timed_samples_of
+from aorta.account.model import Run
+from aorta.account.rows import positive
+from aorta.records.stacks import StackFrame
+from aorta.timeline.collective import busbw_factor
+from aorta.why.causes.finding import WAIT, CauseFinding
+from aorta.why.causes.losses.program_code import (
+    BACKWARD,
+    CPU_CELLS,
+    DEVICE_CELLS,
+    FEWEST,
+    LARGE,
+    OWN,
+    common_ms,
+    places_of_steps,
+)
+from aorta.why.causes.losses.transfer import best_busbw
+from aorta.why.causes.program import noted_program
+
+OF_AN_OPTIMIZER = ("step", "closure")
+"""Functions of the program that are an optimizer, or compute its loss."""
+Function = tuple[str, str]
+
+
+def code_in_hooks(judged: Run, account: Account, losses: list[CauseFinding]) -> Iterator[CauseFinding]:
+    """Before all else that would explain the same time. Messages of a hook are its own: they leave the
+    losses."""
+    whole, ranks = judged.whole or judged, judged.ranks[:MOST_RANKS]
+    samples = samples_of_ranks(whole, timed_samples_of)
+    if len(samples) < len(ranks):
+        return
+    cells = DEVICE_CELLS if account.on_device else CPU_CELLS
+    who = {"who": "all ranks" if len(judged.ranks) > 1 else "the rank", "step_ms": account.mean_step_ms}
+    for rows, facts, first in (_of_gradients(judged, samples), _of_optimizers(samples)):
+        if not rows or not all(len(chosen) >= FEWEST for chosen in rows):
+            continue
+        ms = common_ms(samples, rows, account, places_of_steps(whole, account))
+        facts[f"{facts['op']}_ms"] = float(ms.mean())
+        ms = positive(ms - float(facts.get("plain_ms", 0.0)))  # type: ignore[arg-type]
+        if ms.mean() >= LARGE * account.mean_step_ms:
+            if facts["op"] == "comm_hook":
+                losses[:] = [one for one in losses if not _is_of_a_hook(one)]
+            takes = {(*first, *cells, *WAIT, "transfer"): 1.0}
+            yield CauseFinding("program_code", ms, takes, facts=who | facts, by_stretch=True)
+
+
+def _is_of_a_hook(one: CauseFinding) -> bool:
+    return one.kind == "small_messages" and one.facts.get("origin") in (None, "bucket")
+
+
+_Rows = tuple[list[list[int]], dict[str, object], tuple[str, ...]]
+"""By rank, rows of samples; facts, and the cells that hold it first."""
+
+
+def _of_gradients(judged: Run, samples: list[Samples]) -> _Rows:
+    """What DDP's hook for gradients does. Without it they are reduced as they are, at the rate of the run's
+    fastest calls."""
+    program = noted_program(judged.record)
+    modes, wrappers = program.get("modes") or {}, program.get("wrappers") or []
+    if not modes.get("comm_hook") or not wrappers:
+        return [], {}, ()
+    rows = [
+        [
+            row
+            for row in np.flatnonzero(one.is_judged & one.in_phase("backward")).tolist()
+            if is_in_hook(one.stacks.path(int(one.rows[row, 5])), modes.get("comm_hook_name"))
+        ]
+        for one in samples
+    ]
+    num_bytes, rate = sum(row.get("parameter_bytes") or 0 for row in wrappers), best_busbw(judged)
+    name, at = modes.get("comm_hook_name"), modes.get("comm_hook_at")
+    paths = [
+        one.stacks.path(int(one.rows[row, 5])) for one, of in zip(samples, rows, strict=True) for row in of
+    ]
+    calls = next((frame for path in paths for frame in path[::-1] if frame.is_program), None)
+    facts: dict[str, object] = {
+        "op": "comm_hook",
+        "what": f"DDP's communication hook{'' if name is None else f' {name}()'}",
+        "at": calls if at is None else StackFrame(at[0], at[1], "<module>", True),
+        "gradient_bytes": num_bytes,
+        "plain_ms": num_bytes * busbw_factor("all_reduce", len(judged.ranks)) / rate / 1e6,
+        "rate": rate,
+    }
+    return rows, facts, WAIT if judged.source == "host" else ("launch",)
+
+
+def is_in_hook(path: list[StackFrame], name: str | None) -> bool:
+    """Whether a backward pass is in DDP's hook: Python of torch's that the engine calls and that is of no
+    autograd.Function, or the function of this name in the program."""
+    passes = [place for place, one in enumerate(path) if one.file == "torch" and BACKWARD in one.function]
+    called = path[passes[-1] + 1 :] if passes else []
+    if own := [frame for frame in called if frame.is_program]:
+        return name is not None and any(name in frame.function for frame in own)
+    return bool(called) and called[-1].file in ("torch", "") and not called[-1].function.endswith("forward")
+
+
+def _of_optimizers(samples: list[Samples]) -> _Rows:
+    """What a library calls of the program within an optimizer's step, of the function with most of it: not an
+    optimizer of the program's own, nor what computes its loss, which backward passes are in as well."""
+    by_function: dict[Function, list[list[int]]] = defaultdict(lambda: [[] for _ in samples])
+    lines: dict[Function, StackFrame] = {}
+    passes = set()
+    for number, one in enumerate(samples):
+        paths = {node: one.stacks.path(node) for node in set(one.rows[one.is_judged, 5].tolist())}
+        for row in np.flatnonzero(one.is_judged & one.in_phase("forward", "backward")).tolist():
+            at = innermost(paths[int(one.rows[row, 5])])
+            passes |= set() if at is None else {(at.file, at.outer_function)}
+        for row in np.flatnonzero(one.is_judged & one.in_phase("optimizer")).tolist():
+            path = paths[int(one.rows[row, 5])]
+            last = max((place for place, frame in enumerate(path) if frame.is_program), default=0)
+            library = max(
+                (place for place, frame in enumerate(path[:last]) if not frame.is_program), default=last
+            )
+            called = path[library + 1 : last + 1]
+            names = {frame.outer_function.rpartition(".")[2] for frame in called}
+            if called and names.isdisjoint(OF_AN_OPTIMIZER):
+                key = called[0].file, called[0].outer_function
+                by_function[key][number].append(row)
+                lines.setdefault(key, called[0])
+    found = {key: rows for key, rows in by_function.items() if key not in passes}
+    most = max(found, key=lambda key: sum(map(len, found[key])), default=None)
+    if most is None:
+        return [], {}, ()
+    facts: dict[str, object] = {"op": "in_update", "origin": "in_update", "what": OWN, "at": lines[most]}
+    return found[most], facts, ("optimizer",)
