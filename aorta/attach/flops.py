@@ -551,7 +551,7 @@ class ModelCalls:
             times = self._times[largest]
             of_bytes |= {"odd": times * odd.flops, "odd_at": odd.at, "odd_length": odd.length}
             of_bytes["odd_num"] = times * odd.num
-        of_bytes["model_at"] = self._lines[largest]
+        of_bytes |= {"model_at": self._lines[largest], "precision": self.precision or ""}
         if found.get("unused"):
             of_bytes["ignored"] = 1 - min(self._graphs.parts_counted().values(), default=1.0)
         of_bytes["unread_is_apart"] = lines.get("unread_at", next(iter(with_graph))) not in with_graph

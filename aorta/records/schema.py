@@ -516,6 +516,8 @@ class WorkOfStep(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     flops: float = 0.0
     """Of all that is done: with modules that train nothing, where these get gradients, and with `again`."""
+    precision: str = ""
+    """In which most of it is done ('bf16'), by autocast and the parameters' type; '' of another."""
     model_at: StackFrame | None = None
     """The line that calls the module with most of them."""
     again: float = 0.0
@@ -550,7 +552,7 @@ class WorkOfStep(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     masked_at: StackFrame | None = None
     odd: float = 0.0
     """Of `flops`: the largest products, where rows lie at lengths that are no multiple of 16 bytes, in a type
-    of two bytes."""
+    of two bytes or in TF32."""
     odd_num: int = 0
     odd_length: int = 0
     """Elements of the longest such rows."""

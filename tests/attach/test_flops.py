@@ -351,6 +351,7 @@ def test_the_largest_products_whose_rows_begin_anywhere(words, dtype, precision,
     model, x = nn.Sequential(nn.Linear(D, D), nn.Linear(D, words)), torch.zeros(S, D)
     model, x = model.to(getattr(torch, dtype)), x.to(getattr(torch, dtype))
     work = worked(model, torch.optim.SGD(model.parameters(), 0.1), lambda: model(x))
+    assert work.precision == {"bfloat16": "bf16", "float32": {"high": "tf32"}.get(precision, "fp32")}[dtype]
     assert (work.odd, work.odd_num) == ((3 * 2 * S * D * words, 3) if is_odd else (0, 0))
     assert work.odd_length == (words if is_odd else 0)
 

@@ -188,3 +188,4 @@ def test_switches_are_read_where_they_are_in_force(notes):
     modes = notes.described()["modes"]
     assert modes["anomaly_detection"] is True
     assert "anomaly_at" in modes
+    assert ("bf16" in modes["cpu_multiplies"]) == torch.ops.mkldnn._is_mkldnn_bf16_supported()

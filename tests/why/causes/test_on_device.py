@@ -28,7 +28,14 @@ from aorta.records.writer import write_json
 from aorta.timeline.types import Kind, Span
 from aorta.why.causes.finding import CauseFinding
 from aorta.why.causes.losses import of_a_step
-from aorta.why.causes.losses.needless import _all_of_it, _tf32_as_fast, lines_text, loop_of, needless_work
+from aorta.why.causes.losses.needless import (
+    _all_of_it,
+    _emulated,
+    _tf32_as_fast,
+    lines_text,
+    loop_of,
+    needless_work,
+)
 from aorta.why.causes.losses.program_code import _computes_by_itself
 from aorta.why.causes.losses.transfer import Exposure, _largest
 from aorta.why.causes.losses.waiting import IN_STEP, in_step
@@ -865,6 +872,27 @@ def test_no_sentence_of_one_needless_work_is_said_of_another():
     texts = fact_texts(finding, SimpleNamespace(ranks=[0]), 30.0, "run") | {"line": "f(), train.py:5"}
     said = [text for evidence in rules()["compute"].evidence if (text := filled(evidence, texts))]
     assert [text.partition(" goes")[0] for text in said] == ["a loop"]
+
+
+@pytest.mark.parametrize(
+    ("precision", "types", "found"),
+    [
+        pytest.param("bf16", ["fp16"], [28.0 - 8.0], id="without-instructions"),
+        pytest.param("fp16", [], [28.0 - 8.0], id="of-another-type"),
+        pytest.param("bf16", ["bf16"], [], id="with-them"),
+        pytest.param("bf16", None, [], id="nobody-knows"),
+        pytest.param("fp32", [], [], id="fp32"),
+    ],
+)
+def test_products_in_two_bytes_on_a_cpu_without_instructions_for_them(precision, types, found):
+    """28 ms are computed; in fp32, 60 MFLOP on two cores take 3 ms, and 10 MB 5 ms."""
+    work = WorkOfStep(flops=6e7, bytes=1e7, precision=precision)
+    record = SimpleNamespace(work=work, program={"modes": {"cpu_multiplies": types, "num_threads": 2}})
+    cells = {"compute": np.full((1, 20), 28.0)}
+    steps = np.full((1, 20), 40.0)
+    account = SimpleNamespace(on_device=False, mean_step_ms=40.0, cells=cells, step_ms=steps)
+    findings = [*_emulated(SimpleNamespace(record=record), account, work)]
+    assert [one.mean_ms for one in findings] == [pytest.approx(ms) for ms in found]
 
 
 @pytest.mark.parametrize(

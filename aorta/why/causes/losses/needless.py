@@ -45,6 +45,7 @@ LOWER_PRECISION = re.compile(
 """The same in bf16, fp16 or fp8; nvjet of cuBLAS has a letter for each type of its operands, s of fp32."""
 AS_FAST = 1 / 8
 """Of the time of a product in fp32, that TF32 or bf16 take on A100 (1/8 and less) and later GPUs."""
+SIXTEEN = ("bf16", "fp16")
 FP64_MORE = 0.5
 """Of the time of a kernel in fp64: fp32 has half its bytes, and twice its rate or more on CPUs and GPUs."""
 LAYOUT_COPY = re.compile(r"^elementwise_kernel(_manual_unroll)? \(direct_copy")
@@ -161,6 +162,7 @@ def _all_of_it(judged: Run, account: Account) -> Iterator[CauseFinding]:
             ms = np.minimum(ms, 1e3 * most_s)
         yield _all_in_fp64(judged, work, ms, takes)
     if work is not None and work.flops:
+        yield from _emulated(judged, account, work)
         yield from _counted(judged, account, work)
 
 
@@ -180,7 +182,7 @@ def loss_loop(judged: Run, account: Account) -> Iterator[CauseFinding]:
         those = counted(loop.parameters, "parameter")
         facts = {"op": "weights", "what": f"operators on {those} between the model and its loss"}
         facts["weights_bytes"] = loop.weights_bytes
-        part, hardware = loop.weights_bytes / loop.bytes, _part(judged)
+        part, hardware = loop.weights_bytes / loop.bytes, part_of_device(judged)
         rate = CPU_BYTES_PER_S if hardware is None else hardware.memory.sustained_hbm_bytes_per_s
         part_ms = 1e3 * loop.weights_bytes / rate if loop.ms is None else part * loop.ms
     if part_ms is None:
@@ -194,6 +196,26 @@ def loss_loop(judged: Run, account: Account) -> Iterator[CauseFinding]:
     work_ms = work_ms_of(account)
     both_ms, takes = beside_others(account, work_ms)
     yield CauseFinding("compute", part_ms / taken / float(work_ms.mean()) * both_ms, takes, facts=facts)
+
+
+def _emulated(judged: Run, account: Account, work: WorkOfStep) -> Iterator[CauseFinding]:
+    """Products in a type of two bytes that a CPU has no instructions for: what it takes beyond fp32."""
+    modes = noted_program(judged.record).get("modes") or {}
+    types = modes.get("cpu_multiplies")
+    if account.on_device or work.precision not in SIXTEEN or types is None or work.precision in types:
+        return
+    ms, takes = beside_others(account, work_ms_of(account))
+    cores_s = (modes.get("num_threads") or 1) * CORE_FLOPS_PER_S
+    in_fp32_ms = 1e3 * (work.flops / cores_s + 2 * work.bytes / CPU_BYTES_PER_S)
+    facts: dict[str, object] = {
+        "op": "emulated",
+        "what": f"products in {work.precision}",
+        "at": work.model_at,
+        "work_ms": float(ms.mean()),
+        "in_fp32_ms": in_fp32_ms,
+        "dtype": work.precision,
+    }
+    yield CauseFinding("compute", positive(ms - in_fp32_ms), takes, facts=facts)
 
 
 def _layout_copies(judged: Run, names: list[str], work: WorkOfStep) -> Iterator[CauseFinding]:
