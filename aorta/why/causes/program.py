@@ -18,34 +18,26 @@ from aorta.timeline.types import TRACE_SOURCES
 
 PROGRAM = (
     *("workers_0", "workers", "workers_new", "pinned", "buckets_small", "no_buffers", "bucket_view"),
-    *(
-        "blocks",
-        "resharded_not",
-        "reduced_narrow",
-        "gathered_narrow",
-        "foreach",
-        "foreach_off",
-        "many_groups",
-    ),
+    *("blocks", "resharded_not", "reduced_narrow", "gathered_narrow", "foreach_off", "many_groups"),
     *("fused", "optimizer_of_another", "never_fused", "unfused", "anomaly", "no_core", "short_batch"),
     *("whole_batches", "cuda_graphs", "own_crowd", "one_thread", "few_threads", "comm_hook", "prefetched"),
-    *("expandable", "offloaded"),
+    *("expandable", "offloaded", "foreach", "buckets_usual"),
 )
 """workers_0: the training loop's DataLoader has none; workers_new: it has some, which start anew in short
-epochs. pinned: it hands out pinned memory. buckets_small: DDP's are set below its default. no_buffers: the
-model has none that DDP could send. bucket_view: gradient_as_bucket_view is set. blocks: units of fully_shard
-hold several weights. resharded_not: no unit is resharded behind its forward pass. reduced_narrow,
-gathered_narrow: its gradients, its weights move in 16 bits. foreach, foreach_off, fused: of the optimizer
-with most parameters; foreach: neither of the others. many_groups: it has groups of a few parameters each,
-most with the same options. optimizer_of_another: it is none of torch.optim. never_fused: it has no such form,
-for units of fully_shard. unfused: all are of UNFUSED. anomaly: autograd's anomaly detection is on. no_core:
-workers of a loader would take cores from training. short_batch: a worker would take as long to hand a batch
-over as the step waits for it. whole_batches: the data set is asked for a batch at once. cuda_graphs:
-torch.compile was asked to replay the model as CUDA graphs. own_crowd: the ranks of a machine have more
-threads of torch and loader workers than cores; one_thread: the program has set torch to one; few_threads: it
-has one, and no workers. comm_hook: DDP's gradients go through one. prefetched: FullyShardedDataParallel
-gathers ahead in both passes. expandable: so are segments of the allocator. offloaded: units keep their
-parameters on the CPU."""
+epochs. pinned: it hands out pinned memory. buckets_small, buckets_usual: DDP's are set below its default, or
+not. no_buffers: the model has none that DDP could send. bucket_view: gradient_as_bucket_view is set. blocks:
+units of fully_shard hold several weights. resharded_not: no unit is resharded behind its forward pass.
+reduced_narrow, gathered_narrow: its gradients, its weights move in 16 bits. foreach, foreach_off, fused: of
+the optimizer with most parameters; foreach: neither of the others. many_groups: it has groups of a few
+parameters each, most with the same options. optimizer_of_another: it is none of torch.optim. never_fused: it
+has no such form, for units of fully_shard. unfused: all are of UNFUSED. anomaly: autograd's anomaly detection
+is on. no_core: workers of a loader would take cores from training. short_batch: a worker would take as long
+to hand a batch over as the step waits for it. whole_batches: the data set is asked for a batch at once.
+cuda_graphs: torch.compile was asked to replay the model as CUDA graphs. own_crowd: the ranks of a machine
+have more threads of torch and loader workers than cores; one_thread: the program has set torch to one;
+few_threads: it has one, and no workers. comm_hook: DDP's gradients go through one. prefetched:
+FullyShardedDataParallel gathers ahead in both passes. expandable: so are segments of the allocator.
+offloaded: units keep their parameters on the CPU."""
 OFFERS = {
     "fused": r"\bfused(?:=True| optimizer)",
     "pinned": r"\bpin_memory=True",
@@ -57,6 +49,7 @@ OFFERS = {
     "never_fused": r"\bfused(?:=True| optimizer)",
     "few_threads": r"\bfewer threads per rank",
     "comm_hook": r"\bcommunication hook|\bfp16_compress_hook",
+    "buckets_usual": r"\bbucket_cap_mb=25\b",
     "prefetched": r"\bforward_prefetch=True",
     "expandable": r"\bexpandable_segments:True",
     "compile": r"\btorch\.compile(?:\(model\)| the function| of the loop)",
@@ -332,7 +325,7 @@ def _units(units: Sequence[Mapping[str, Any]], names: set[str], facts: dict[str,
 
 def _ddp(wrapper: Mapping[str, Any], names: set[str], facts: dict[str, str]) -> None:
     cap = _number(wrapper, "bucket_cap_mb")
-    names |= {"buckets_small"} if 0 < cap < USUAL_BUCKET_MB else set()
+    names |= {"buckets_usual" if cap >= USUAL_BUCKET_MB else "buckets_small"} if cap > 0 else set()
     names.add("ddp")
     names |= {"bucket_view"} if wrapper.get("gradient_as_bucket_view") else set()
     is_sent = wrapper.get("broadcast_buffers") and _number(wrapper, "num_buffers") > 0

@@ -975,10 +975,12 @@ def test_kernels_for_rows_that_begin_anywhere_are_known_by_name(kernel, found):
     assert [one for one in needless(kernels) if one[0] == "odd"] == of_it
 
 
-def test_the_matrix_with_rows_that_begin_anywhere_is_known_from_the_optimizer(tmp_path):
+@pytest.mark.parametrize("others", [0, 10**9], ids=["large", "too-small-to-take-long"])
+def test_the_matrix_with_rows_that_begin_anywhere_is_known_from_the_optimizer(tmp_path, others):
     kernel = "cutlass_75_tensorop_bf16_s1688gemm_bf16_128x128_tn_align1"
     sums = KernelSums(num_kernels=3, classes={"gemm": (27.0, 3)}, top=[(1, 27.0, 3)])
-    program = {"optimizers": [{"kind": "AdamW", "num_parameters": 2, "odd_shape": [50257, 64]}]}
+    optimizer = {"kind": "AdamW", "odd_shape": [50257, 64], "parameter_bytes": 4 * 50257 * 64 + others}
+    program = {"optimizers": [optimizer]}
     folder = run_of(
         tmp_path / "run",
         lambda rank, step, noise: (usual(noise), KERNELS | {"kernels": sums}),
@@ -987,6 +989,10 @@ def test_the_matrix_with_rows_that_begin_anywhere_is_known_from_the_optimizer(tm
     for rank in (0, 1):
         write_json(folder / kernels_name(rank), KernelNames(names=["", kernel]))
     (cause,) = (one for one in causes(judge(load_run(folder, "run"), 1)) if one.kind == "compute")
+    if others:
+        assert cause.subject == "3 products with rows that begin anywhere"
+        assert cause.change.startswith("make the dimensions of what is multiplied multiples of 64")
+        return
     assert cause.subject == "3 products with rows of 50,257 elements"
     assert cause.ms == pytest.approx(27 * 7 / 9, rel=0.01)
     assert "make 50,257 a multiple of 64, 50,304" in cause.change

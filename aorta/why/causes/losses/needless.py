@@ -6,6 +6,7 @@ Names of the longest kernels tell some of it. The rest is told by the FLOPs that
 of the model without data: it takes its part of the time of all kernels, of which no more is known.
 """
 
+import math
 import re
 from collections import Counter
 from collections.abc import Iterator
@@ -253,6 +254,7 @@ def _odd_products(judged: Run, names: list[str], work: WorkOfStep | None) -> Ite
         slower = rate * float(ms.mean()) / work.odd if work.flops > work.odd else 0.0
     else:
         slower = float(ms.mean()) / sum(float(took[name].mean()) / SLOWER[align_of[name]] for name in told)
+    kernel = max(align_of, key=lambda name: float(took[name].mean()), default="")
     rows = f"of {length:,} elements" if length else "that begin anywhere"
     if slower > 1 / ODD_RATE:
         facts = {
@@ -261,7 +263,7 @@ def _odd_products(judged: Run, names: list[str], work: WorkOfStep | None) -> Ite
             "at": at,
             "odd_ms": float(ms.mean()),
             "slower": f"{slower:.1f}",
-            "kernel": max(align_of, key=lambda name: float(took[name].mean()), default=None),
+            "kernel": kernel.partition("(")[2].rstrip(")") or kernel or None,
             "length": f"{length:,}" if length else None,
             "padded": f"{-(-length // 64) * 64:,}",
             "shape": None if shape is None else " x ".join(f"{size:,}" for size in shape[1]),
@@ -271,11 +273,12 @@ def _odd_products(judged: Run, names: list[str], work: WorkOfStep | None) -> Ite
 
 def odd_shape_of(judged: Run, has_two_bytes: bool) -> tuple[int, list[int]] | None:
     """The largest matrix that is trained of those whose rows do not begin at multiples of 16 bytes, and its
-    dimension that does not; None where nobody noted it."""
+    dimension that does not; None where nobody noted it, and of one too small to take long."""
     aligned = 8 if has_two_bytes else 4
     for row in noted_program(judged.record).get("optimizers") or []:
-        shape = row.get("odd_shape") or []
-        if odd := [size for size in shape if size % aligned]:
+        shape, num_bytes = row.get("odd_shape") or [], row.get("parameter_bytes") or 0.0
+        odd = [size for size in shape if size % aligned]
+        if odd and math.prod(shape) >= LEAST * num_bytes / 4:
             return max(odd), shape
     return None
 
