@@ -466,15 +466,17 @@ def _libraries(paths: list[list[StackFrame]]) -> str | None:
 def code_in_model(judged: Run) -> tuple[StackFrame, float] | None:
     """The line of the function that computes by itself for longest, in forward and backward passes and the
     optimizer, and ms of a step in that function: with numpy or Python, or in a hook of a backward pass. None
-    where samples show none. What calls torch's functions forward is the model."""
+    where samples show none. What calls torch's functions forward is the model, in lines that were counted."""
     samples = samples_of_ranks(judged.whole or judged)
+    work = None if judged.record is None else judged.record.work
+    operators = {(line.at.file, line.at.line) for line in ([] if work is None else work.lines)}
     by_function: dict[Function, dict[StackFrame, float]] = defaultdict(lambda: defaultdict(float))
     counts: dict[Function, int] = defaultdict(int)
     for one in samples:
         is_own = one.is_judged & one.leaf_in("", "numpy")
         is_own &= one.in_phase("backward") | one.in_phase("forward", "optimizer") & ~one.leaf_is(is_of_torch)
         for row in np.flatnonzero(is_own).tolist():
-            frame = _computes_by_itself(one.stacks.path(int(one.rows[row, 5])))
+            frame = _computes_by_itself(one.stacks.path(int(one.rows[row, 5])), operators)
             if frame is not None:
                 counts[frame.file, frame.outer_function] += 1
                 by_function[frame.file, frame.outer_function][frame] += float(one.ms[row]) / len(samples)
@@ -485,17 +487,20 @@ def code_in_model(judged: Run) -> tuple[StackFrame, float] | None:
     return max(lines, key=lines.__getitem__), sum(lines.values())
 
 
-def _computes_by_itself(path: list[StackFrame]) -> StackFrame | None:
-    """The line of the program's innermost function, if that is not the model or the loop; of what a backward
-    pass calls (a hook, an autograd.Function) the line in that, which has what it calls."""
+def _computes_by_itself(path: list[StackFrame], operators: set[Line]) -> StackFrame | None:
+    """The line of the program's innermost function, if that is not the model, in one of these lines, or the
+    loop; of what a backward pass calls (a hook, an autograd.Function) the line in that, which has what it
+    calls."""
     passes = [
         place for place, frame in enumerate(path) if frame.file == "torch" and BACKWARD in frame.function
     ]
     called = [frame for frame in path[passes[-1] :] if frame.is_program] if passes else []
     if called and _name(called[0]) not in PASSES:
         return called[0]
-    own = [frame for frame in path if frame.is_program]
-    return own[-1] if own and _name(own[-1]) not in (BACKWARD, *PASSES) else None
+    own = [frame for frame in path if frame.is_program][-1:]
+    is_counted = operators and own and (own[0].file, own[0].line) not in operators
+    of_model = {BACKWARD, *PASSES[1 if is_counted else 0 :]}
+    return own[0] if own and _name(own[0]) not in of_model else None
 
 
 def _name(frame: StackFrame) -> str:

@@ -17,12 +17,13 @@ from aorta.account.load.rank.phases import PREFIX
 from aorta.account.metrics import WORK
 from aorta.account.model import Run
 from aorta.account.rows import positive
+from aorta.records.schema import UNLIKE
 from aorta.why.causes.finding import ANY_CELL, WAIT, CauseFinding, Floats
 from aorta.why.causes.losses.parts import Parts
 
 MOST_OF_ALL = 0.8
 """Part of the optimizer's time, or of all bytes, in the slow steps: then a batch ends in them that was
-accumulated over several steps."""
+accumulated over several steps. Of what slow steps take longer, that kernels do: then batches were longer."""
 MORE_TOKENS = 1.05
 IDLE_PARTS = ("launch", "asleep", "synchronisation", "idle")
 """Of a device: what it waits for in slow steps may be any of them."""
@@ -43,6 +44,11 @@ def slow_steps(judged: Run, parts: Parts, known: Occasions | None) -> Iterator[C
     optimizer_ms = Host(judged, judged.judged_steps).span("optimizer")
     if slow is None or _has_more_to_do(judged, optimizer_ms, slow.is_slow):
         return
+    longer_ms, work = float(slow.excess_ms[slow.is_slow].mean()), parts.work_ms.min(axis=0)
+    more_ms = float(work[slow.is_slow].mean() - np.median(work[~slow.is_slow]))
+    is_unlike = judged.record is not None and judged.record.not_measured.get("tokens") == UNLIKE
+    if parts.on_device and is_unlike and more_ms >= MOST_OF_ALL * longer_ms:
+        return  # its kernels take longer, for longer batches
     facts = {
         "who": "all ranks" if len(judged.ranks) > 1 else "the rank",
         "slow_ms": float(np.median(common[slow.is_slow])),
@@ -53,7 +59,7 @@ def slow_steps(judged: Run, parts: Parts, known: Occasions | None) -> Iterator[C
         return
     kind: CauseKind = "pause"
     behind = _behind_update(judged, slow.is_slow)
-    if behind is not None and behind[0] - behind[1] >= BEHIND * float(slow.excess_ms[slow.is_slow].mean()):
+    if behind is not None and behind[0] - behind[1] >= BEHIND * longer_ms:
         kind, (behind_ms, usual_ms) = "between_steps", behind
         facts |= {"behind_ms": behind_ms, "usual_behind_ms": usual_ms}
     yield CauseFinding(

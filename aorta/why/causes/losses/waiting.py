@@ -698,6 +698,8 @@ def uneven_batches(run: Run, parts: Parts, exposed: Exposed) -> Iterator[CauseFi
             "at": None if counted is None else counted.model_at,  # which is handed the batches
         },
         rank=run.ranks[worst] if is_one else None,
+        # Chance deals batches: a few recorded steps differ more than an interval of their mean allows for.
+        is_sure=parts.on_device and lasts(loss, knows_busy=True),
         # Beside a collective that waits kernels are slower: without it the others would wait longer.
         more_ms=max(float(np.median(waited) - loss.mean()), 0.0),
     )
