@@ -54,7 +54,7 @@ OFFERS = {
     "expandable": r"\bexpandable_segments:True",
     "compile": r"\btorch\.compile(?:\(model\)| the function| of the loop)",
     "cuda_graphs": r"\bmode='reduce-overhead'",
-    "blocks": r"\bfully_shard (?:each block|whole)",
+    "blocks": r"\bfully_shard (?:each block|of whole)",
 }
 """What a remedy offers, by the name that says it is set, or that there is no such thing."""
 BLOCKING = ("CUDA_LAUNCH_BLOCKING", "HIP_LAUNCH_BLOCKING")

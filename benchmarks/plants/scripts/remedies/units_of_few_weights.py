@@ -1,6 +1,6 @@
 """
 cause: small_messages
-told: flatten the tensors into one before the call .* fully_shard whole blocks
+told: flatten the tensors into one before the call .* fully_shard of whole blocks
 ranks: 2
 """
 
