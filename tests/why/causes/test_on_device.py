@@ -27,6 +27,7 @@ from aorta.records.stacks import StackFrame
 from aorta.records.writer import write_json
 from aorta.timeline.types import Kind, Span
 from aorta.why.causes.finding import CauseFinding
+from aorta.why.causes.losses import needless as needless_module
 from aorta.why.causes.losses import of_a_step
 from aorta.why.causes.losses.needless import (
     _all_of_it,
@@ -1007,6 +1008,23 @@ def test_the_matrix_with_rows_that_begin_anywhere_is_known_from_the_optimizer(tm
     assert "of the matrices that are trained, one of 50,257 x 64 is the largest with such a dimension" in (
         cause.evidence
     )
+
+
+@pytest.mark.parametrize(
+    ("other", "op"),
+    [("ampere_sgemm_128x64_nn", "convs_fp32"), ("cutlass_tensorop_s1688fprop_optimized_tf32", "all_fp32")],
+)
+def test_convolutions_in_fp32_have_a_switch_of_their_own(monkeypatch, other, op):
+    """7 of 8 parts go; not where some are in TF32, which cuDNN was allowed then."""
+    monkeypatch.setattr(needless_module, "_tf32_as_fast", lambda judged: 1 / 8)
+    kernels = {"sm80_xmma_fprop_implicit_gemm_f32f32_f32f32_f32_nhwckrsc": 16.0, other: 4.0}
+    ((found, ms),) = needless(kernels)
+    assert (found, ms) == (op, pytest.approx((20.0 if other.endswith("nn") else 16.0) * 7 / 8))
+
+
+def test_convolutions_that_copy_their_inputs_into_columns():
+    kernels = {"im2col_kernel": 5.0, "col2im_batched_kernel": 3.0, "nvjet_sm90_tst": 6.0}
+    assert needless(kernels, classes={"kernel_ms.gemm": 6.0}) == [("columns", 8.0)]
 
 
 def test_copies_into_another_layout_are_those_that_the_program_asks_for():

@@ -36,8 +36,10 @@ PRODUCTS = ("gemm", "attention")
 """Classes of kernels that take as long as their FLOPs; others take as long as their bytes."""
 LARGE = 0.1
 """Of products in a wide type, that others must take for these to be the exception."""
-FULL = re.compile(r"f32f32_f32f32_f32|(?<!fp16_)(?<!bf16_)sgemm")
+FULL = re.compile(r"f32f32_f32f32_f32|(?<!fp16_)(?<!bf16_)sgemm|scudnn")
 """In names of kernels that multiply matrices in fp32 without tensor cores."""
+CONVOLUTION = re.compile(r"[fdw](prop|grad)|conv")
+COLUMNS = re.compile(r"(im2|vol2|2)col|col2(im|vol)")
 FP64 = re.compile(r"f64f64|dgemm|d884|double\)$")
 """In names of kernels for people."""
 LOWER_PRECISION = re.compile(
@@ -151,6 +153,12 @@ def _all_of_it(judged: Run, account: Account) -> Iterator[CauseFinding]:
     if work is not None and work.copies:
         yield from _layout_copies(judged, [name for name in names if LAYOUT_COPY.search(name)], work)
     yield from _odd_products(judged, names, work)
+    if columns := [name for name in names if COLUMNS.search(name)]:
+        ms = _time_of(judged, columns)
+        facts = {"op": "columns", "what": "inputs of convolutions copied into columns"}
+        facts |= {"columns_ms": float(ms.mean()), "kernel": columns[0]}
+        products_ms = float(_time_of_class(judged, "gemm").mean())
+        yield CauseFinding("compute", ms, TAKES, facts=facts, more_ms=min(products_ms, float(ms.mean())))
     if not account.on_device and _is_in_fp64(judged, work):
         ms = work_ms_of(account)
         in_passes = [judged.mean_of_host(f"{PREFIX}{name}") or 0.0 for name in ("forward", "backward")]
@@ -312,6 +320,10 @@ def _wide_kernels(judged: Run, names: list[str], work: WorkOfStep | None) -> Ite
     if fp32 and not lower and (as_fast := _tf32_as_fast(judged)):
         ms = _time_of(judged, fp32)
         facts = {"op": "all_fp32", "what": "matrix products in fp32, all of them", "all_ms": float(ms.mean())}
+        convs = [name for name in fp32 if CONVOLUTION.search(name)]
+        is_tf32 = any("tf32" in name for name in products)
+        if convs and not is_tf32 and _time_of(judged, convs).mean() >= HALF * ms.mean():
+            facts |= {"op": "convs_fp32", "what": "convolutions in fp32"}
         facts["at"] = None if work is None else work.model_at
         yield CauseFinding("compute", (1 - as_fast) * ms, TAKES, facts=facts)
     for op, wide, less in (("fp64", fp64, FP64_MORE), ("fp32", fp32, 1 - AS_FAST)):
