@@ -268,8 +268,13 @@ def _called(at_line: list[tuple[WeightedStack, int]]) -> str:
 
 def sampled_ms(judged: Run, file: str, function: str, lines: range | None = None) -> float:
     """Of a mean step, what the thread that trains was seen in a function of the program, or lines of it, and
-    what it calls; 0 where too few samples tell, and of one that holds the loop: it calls backward() or the
-    optimizer."""
+    what it calls; 0 as in sampled."""
+    return sum(sampled(judged, file, function, lines))
+
+
+def sampled(judged: Run, file: str, function: str, lines: range | None = None) -> list[float]:
+    """The same of each sample; [] where too few tell, and of one that holds the loop: it calls backward() or
+    the optimizer."""
     samples = samples_of_ranks(judged.whole or judged)
     found = []
     for one in samples:
@@ -281,9 +286,9 @@ def sampled_ms(judged: Run, file: str, function: str, lines: range | None = None
                 for frame in stack.frames
             ):
                 if is_loop:
-                    return 0.0
+                    return []
                 found.append(stack.ms / len(samples))
-    return sum(found) if len(found) >= FEWEST else 0.0
+    return found if len(found) >= FEWEST else []
 
 
 def in_modules(judged: Run, slow_steps: NDArray[np.int64], usual_steps: NDArray[np.int64]) -> float:

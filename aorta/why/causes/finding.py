@@ -47,6 +47,8 @@ class CauseFinding:
     """ms holds means of stretches of the run, which do not tell of single steps."""
     more_ms: float = 0.0
     """What may go with it at most, for the upper end of its interval."""
+    num_samples: int = 0
+    """That ms is as long as: few may be more or fewer by chance. 0 where it is of none."""
     is_risk: bool = False
     """No time is lost yet: named whatever ms is."""
 

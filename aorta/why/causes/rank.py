@@ -116,6 +116,8 @@ TRACE_FOLDER = "torch_profiler"
 """Of a run's traces."""
 IN_FORCE = re.compile(r"in force($|:)")
 """In a remedy of which the best part is set already."""
+OF_SAMPLES = 1.96
+"""Over the root of how many samples show a loss: the part by which 95 % of as many would be off."""
 LEAST_OF_HOST = 0.05
 """Of a step, by which work of the device must shorten it that is large enough without regard to the host."""
 LEFT_IN_FORCE = 0.25
@@ -762,6 +764,10 @@ def cause_of(
     # What a host fills again that is behind its device in other places as well.
     is_filled = account.on_device and room.idle_ms >= LARGE_SHARE * step and finding.kind in REFILLED
     less = MENDED_LESS if (finding.kind in LESS and not is_needless) or is_filled else MENDED_ERROR
+    if finding.num_samples:
+        less, more = (
+            math.hypot(error, OF_SAMPLES / math.sqrt(finding.num_samples)) for error in (less, more)
+        )
     beside_ms = 0.0
     if finding.kind in (*OF_MESSAGES, "wide_dtype") and line is not None and line.num_samples:
         beside_ms = max(sampled_ms(judged, line.file, line.function) - line.ms, 0.0)

@@ -16,7 +16,7 @@ import msgspec
 import numpy as np
 
 from aorta.account.judge.cells import Account
-from aorta.account.judge.stacks import sampled_ms
+from aorta.account.judge.stacks import sampled, sampled_ms
 from aorta.account.load.measures import memory_limit_bytes
 from aorta.account.load.rank.kernels import NAME_COUNT, NAME_TIME, TIME
 from aorta.account.load.rank.phases import PREFIX
@@ -392,11 +392,12 @@ def _counted(judged: Run, account: Account, work: WorkOfStep) -> Iterator[CauseF
         weight = 0.0 if account.on_device else FLOPS_PER_BYTE
         return (flops + weight * num_bytes) / (work.flops + weight * work.bytes) * ms
 
-    def seen(at: StackFrame | None, lines: range | None = None) -> float:
-        """ms of samples in the function of a line, or in lines of it; 0 on a device, which none show."""
+    def seen(at: StackFrame | None, lines: range | None = None) -> tuple[float, int]:
+        """ms of samples in the function of a line, or in lines of it, and how many; none of a device."""
         if at is None or account.on_device:
-            return 0.0
-        return sampled_ms(judged, at.file, at.outer_function, lines)
+            return 0.0, 0
+        samples = sampled(judged, at.file, at.outer_function, lines)
+        return sum(samples), len(samples)
 
     def finding(op: str, what: str, at: StackFrame | None, lost_ms: Floats, **facts: object) -> CauseFinding:
         return CauseFinding("compute", lost_ms, takes, facts={"op": op, "what": what, "at": at, **facts})
@@ -433,20 +434,22 @@ def _counted(judged: Run, account: Account, work: WorkOfStep) -> Iterator[CauseF
         found = finding(op, what, at, lost_ms / whole, **facts_of.get(op, {}))
         found.facts["part"] = part / whole or None
         lines = range(at.line, at.line + 1) if op in OF_ITS_LINE and at is not None else None
-        seen_ms = seen(at, lines) if op in AS_SEEN else 0.0
+        seen_ms, num = seen(at, lines) if op in AS_SEEN else (0.0, 0)
         if op == "hoisted":  # and as much backward
             seen_ms = 2 * work.hoisted_share * seen_ms
         if seen_ms and (op != "unchanged" or work.unchanged_is_all):
             found.more_ms = 0.0 if lines is None else max(found.mean_ms - seen_ms, 0.0)
-            found.ms = np.full_like(lost_ms, seen_ms)
+            found.ms, found.num_samples = np.full_like(lost_ms, seen_ms), num
         if lines is not None and at is not None and account.share("launch") >= LARGE:
             # Its host, which bounds the step, is spared as much in each pass.
             found.more_ms += 2 * sampled_ms(judged, at.file, at.outer_function, lines)
         row = next((row for row in work.lines if op == "unused" and row.at == at), None)
-        if row is not None and row.flops and (seen_ms := seen(row.at, range(row.at.line, row.at.line + 1))):
+        seen_ms, num = seen(at, range(at.line, at.line + 1)) if row is not None and at else (0.0, 0)
+        if row is not None and row.flops and seen_ms:
             # Forward as samples show, which hold what the memory takes; backward as counted.
             backward_ms = (1 - row.forward_flops / row.flops) * lost_ms
             found.ms = min(flops / row.flops, 1.0) * seen_ms + backward_ms
+            found.num_samples = num
         ignored_ms = found.ms if op == "unused" and work.ignored else ignored_ms
         yield found
     if work.copies_bytes and not account.on_device:
@@ -458,7 +461,7 @@ def _counted(judged: Run, account: Account, work: WorkOfStep) -> Iterator[CauseF
         yield finding("fp64", "work in fp64", work.fp64_at, part * ms, part=2 * part)
     loop = loop_of(work)
     if loop is not None and not account.on_device:
-        seen_ms = seen(loop.at, range(loop.first_line, loop.last_line + 1))
+        seen_ms, num = seen(loop.at, range(loop.first_line, loop.last_line + 1))
         work_ms, on_core = float(ms.mean()), takes.get(WORK, 1.0)  # others take cores meanwhile
         if seen_ms:
             # Without what they compute, were each but one operator; as much of a backward pass that is there.
@@ -476,7 +479,9 @@ def _counted(judged: Run, account: Account, work: WorkOfStep) -> Iterator[CauseF
             lost_ms = min(lost / work_ms, MOST_OF_WORK) * ms
             facts = {"iterations": loop.iterations, "each_us": 1e3 * each_ms, "loop_lines": lines_text(loop)}
             op = "unchanged" if _is_unchanged(loop, work) else loop.kind
-            yield finding(op, what, loop.at, lost_ms, **facts | facts_of.get(op, {}))
+            found = finding(op, what, loop.at, lost_ms, **facts | facts_of.get(op, {}))
+            found.num_samples = num
+            yield found
     scores_in = "" if work.scores_at is None else work.scores_at.outer_function
     for rows in _by_function(work.lines):
         handed, forward = (
@@ -489,7 +494,7 @@ def _counted(judged: Run, account: Account, work: WorkOfStep) -> Iterator[CauseF
         if not account.on_device:  # as much as samples show
             part = handed / (forward + sum(row.forward_flops for row in rows) / FLOPS_PER_BYTE)
             lost_ms = lost_ms * min(
-                part * seen(rows[0].at) * num_bytes / handed / max(float(lost_ms.mean()), 1e-9), 1.0
+                part * seen(rows[0].at)[0] * num_bytes / handed / max(float(lost_ms.mean()), 1e-9), 1.0
             )
         what = "operators that hand their results to each other through memory"
         yield finding("handed", what, rows[0].at, lost_ms, handed_bytes=num_bytes)
