@@ -23,6 +23,7 @@ WITHOUT_PROGRAM = {
     ("clock", "check cooling"): "a fault of a machine",
     ("idle", ""): "of traces without host activities: nothing is set",
     ("late_rank", "inspect"): "a fault of a machine",
+    ("program_code", "DistributedDataParallel, with a process"): "the changed program has more ranks",
 }
 """By kind and the beginning of the remedy; '' stands for all of a kind."""
 

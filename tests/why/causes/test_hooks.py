@@ -86,3 +86,20 @@ def test_code_that_a_library_calls_within_an_optimizers_step(tmp_path, frame, al
     for one in own:
         assert one.line.text == "Net.on_before_optimizer_step(), train.py:60"
         assert "in one step of N" in one.change
+
+
+@pytest.mark.parametrize(
+    ("frame", "is_found"), [("replicate", True), ("parallel", False), ("scatter", False)]
+)
+def test_copies_of_one_process_for_several_devices(tmp_path, frame, is_found):
+    """A tenth of 40 ms, at least: that threads take turns is not in it."""
+    samples = (frame, "forward", "runs", 3.0), ("scatter", "forward", "runs", 1.0)
+    samples += (("backward", "backward", "runs", 26.0),)
+    copies = [one for one in found(tmp_path / "run", samples) if "DataParallel" in one.subject]
+    assert len(copies) == is_found
+    for one in copies:
+        assert (
+            one.subject == "weights sent to each device by DataParallel on all ranks in main(), train.py:20"
+        )
+        assert (one.ms, one.why_no_interval[:8]) == (pytest.approx(4.0, rel=0.02), "at least")
+        assert one.change.startswith("DistributedDataParallel, with a process for each device")

@@ -1,6 +1,7 @@
-"""What hooks do within backward passes and optimizers: DDP's hook for gradients, and the program's own code
-that a library calls within an optimizer's step. By sampled stacks."""
+"""What hooks and wrappers do within passes and optimizers, by sampled stacks: DDP's hook for gradients, the
+program's own code that a library calls within an optimizer's step, and DataParallel's copies."""
 
+import re
 from collections import defaultdict
 from collections.abc import Iterator
 
@@ -19,6 +20,7 @@ from aorta.why.causes.losses.program_code import (
     DEVICE_CELLS,
     FEWEST,
     LARGE,
+    LEAST,
     OWN,
     common_ms,
     places_of_steps,
@@ -28,6 +30,11 @@ from aorta.why.causes.program import noted_program
 
 OF_AN_OPTIMIZER = ("step", "closure")
 """Functions of the program that are an optimizer, or compute its loss."""
+REPLICATES = re.compile(r"replicate$|Module\._replicate_for_data_parallel")
+OF_COPIES = re.compile(
+    rf"{REPLICATES.pattern}|_?broadcast_coalesced|scatter|DataParallel\.|(Scatter|Broadcast|Gather)\."
+)
+"""Functions of torch's DataParallel that move tensors between devices; of the first alone it is known."""
 Function = tuple[str, str]
 
 
@@ -40,13 +47,17 @@ def code_in_hooks(judged: Run, account: Account, losses: list[CauseFinding]) -> 
         return
     cells = DEVICE_CELLS if account.on_device else CPU_CELLS
     who = {"who": "all ranks" if len(judged.ranks) > 1 else "the rank", "step_ms": account.mean_step_ms}
-    for rows, facts, first in (_of_gradients(judged, samples), _of_optimizers(samples)):
+    for rows, facts, first in (
+        _of_gradients(judged, samples),
+        _of_optimizers(samples),
+        _of_data_parallel(samples),
+    ):
         if not rows or not all(len(chosen) >= FEWEST for chosen in rows):
             continue
         ms = common_ms(samples, rows, account, places_of_steps(whole, account))
         facts[f"{facts['op']}_ms"] = float(ms.mean())
         ms = positive(ms - float(facts.get("plain_ms", 0.0)))  # type: ignore[arg-type]
-        if ms.mean() >= LARGE * account.mean_step_ms:
+        if ms.mean() >= (LEAST if "is_least" in facts else LARGE) * account.mean_step_ms:
             if facts["op"] == "comm_hook":
                 losses[:] = [one for one in losses if not _is_of_a_hook(one)]
             takes = {(*first, *cells, *WAIT, "transfer"): 1.0}
@@ -78,10 +89,7 @@ def _of_gradients(judged: Run, samples: list[Samples]) -> _Rows:
     ]
     num_bytes, rate = sum(row.get("parameter_bytes") or 0 for row in wrappers), best_busbw(judged)
     name, at = modes.get("comm_hook_name"), modes.get("comm_hook_at")
-    paths = [
-        one.stacks.path(int(one.rows[row, 5])) for one, of in zip(samples, rows, strict=True) for row in of
-    ]
-    calls = next((frame for path in paths for frame in path[::-1] if frame.is_program), None)
+    calls = next((_calls(one, of) for one, of in zip(samples, rows, strict=True) if of), None)
     facts: dict[str, object] = {
         "op": "comm_hook",
         "what": f"DDP's communication hook{'' if name is None else f' {name}()'}",
@@ -101,6 +109,37 @@ def is_in_hook(path: list[StackFrame], name: str | None) -> bool:
     if own := [frame for frame in called if frame.is_program]:
         return name is not None and any(name in frame.function for frame in own)
     return bool(called) and called[-1].file in ("torch", "") and not called[-1].function.endswith("forward")
+
+
+def _of_data_parallel(samples: list[Samples]) -> _Rows:
+    """What one process for several devices copies to and from the others in each step: weights, inputs,
+    outputs and gradients. That its threads take turns with Python comes on top."""
+    rows = [
+        np.flatnonzero(one.is_judged & one.leaf_in("torch") & one.leaf_is(_copies)).tolist()
+        for one in samples
+    ]
+    if not all((one.is_judged & one.leaf_is(_replicates)).any() for one in samples):
+        return [], {}, ()
+    facts: dict[str, object] = {
+        "op": "data_parallel",
+        "what": "weights sent to each device by DataParallel",
+        "is_least": True,
+        "at": next((_calls(one, of) for one, of in zip(samples, rows, strict=True) if of), None),
+    }
+    return rows, facts, ()
+
+
+def _copies(leaf: StackFrame) -> bool:
+    return OF_COPIES.match(leaf.function) is not None
+
+
+def _replicates(leaf: StackFrame) -> bool:
+    return leaf.file == "torch" and REPLICATES.match(leaf.function) is not None
+
+
+def _calls(samples: Samples, rows: list[int]) -> StackFrame | None:
+    """The innermost line of the program in the first of these samples."""
+    return innermost(samples.stacks.path(int(samples.rows[rows[0], 5])))
 
 
 def _of_optimizers(samples: list[Samples]) -> _Rows:
