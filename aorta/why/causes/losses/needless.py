@@ -81,8 +81,9 @@ THREADS_SAVE = 0.7
 ODD = re.compile(r"^(?!.*simt).*_align([12])\b")
 """In names of kernels for tensor cores: elements at whose multiples rows begin."""
 TWO_BYTES = re.compile(r"bf16|f16|h(884|1688|16816)")
-SLOWER = {"1": 4.5, "2": 2.1}
-"""Times as long as others that such kernels take for their FLOPs on H100 and H200."""
+SLOWER = {"1": 6.3, "2": 3.0, "tf32": 2.4}
+"""Times as long as kernels for rows of the next multiple of 64 that they take, on H200: of types of two bytes
+by what is aligned, and of TF32."""
 ODD_RATE = 0.5
 """Of the rate of the step's other products, below which products are slow for the length of their rows."""
 MOST_USED = 0.75
@@ -242,26 +243,28 @@ def _layout_copies(judged: Run, names: list[str], work: WorkOfStep) -> Iterator[
 
 
 def _odd_products(judged: Run, names: list[str], work: WorkOfStep | None) -> Iterator[CauseFinding]:
-    """What kernels for rows that begin anywhere take, by their names, or else those of the largest products,
-    beyond the rate of the others."""
+    """What kernels for rows that begin anywhere take, by their names, beyond others for such products; or
+    those of the largest products, beyond the rate of the step's others."""
     align_of = {name: by[1] for name in names if (by := ODD.search(name)) is not None}
     told, is_counted = [*align_of], work is not None and bool(work.odd_num)
     shape = odd_shape_of(judged, any(map(TWO_BYTES.search, told)))
     length, num = 0 if shape is None else shape[0], sum(_count_of(judged, name) for name in told)
-    at, slower = None, 0.0
+    at = None
     if work is not None and is_counted:
-        length, num, at = work.odd_length, float(work.odd_num), work.odd_at
+        length, num, at = work.odd_length, float(work.odd_num), work.odd_at or work.model_at
         told = told or _of_largest(judged, names, work.odd_num)
     if not told:
         return
     took = {name: _time_of(judged, [name]) for name in told}
     ms: Floats = np.sum([*took.values()], axis=0)
-    if work is not None and is_counted:
+    slower = 0.0
+    if align_of:
+        kinds = {name: align_of[name] if TWO_BYTES.search(name) else "tf32" for name in told}
+        slower = float(ms.mean()) / sum(float(took[name].mean()) / SLOWER[kinds[name]] for name in told)
+    elif work is not None and work.flops > work.odd:
         all_ms = float(sum(_time_of_class(judged, name) for name in PRODUCTS).mean())  # type: ignore[union-attr]
         rate = (work.flops - work.odd) / max(all_ms - float(ms.mean()), 1e-9)
-        slower = rate * float(ms.mean()) / work.odd if work.flops > work.odd else 0.0
-    else:
-        slower = float(ms.mean()) / sum(float(took[name].mean()) / SLOWER[align_of[name]] for name in told)
+        slower = rate * float(ms.mean()) / work.odd
     kernel = max(align_of, key=lambda name: float(took[name].mean()), default="")
     rows = f"of {length:,} elements" if length else "that begin anywhere"
     if slower > 1 / ODD_RATE:
