@@ -4,6 +4,7 @@ import contextlib
 import gc
 import importlib
 import itertools
+import logging
 import os
 import signal
 import sys
@@ -13,8 +14,10 @@ from typing import Any
 
 import hypothesis
 import pytest
+from hypothesis.internal.conjecture import providers
 
 from tests.dist import launch
+from tests.log_records import LogRecords
 from tests.tiers import FIRST, ProcessWatch, leaves_the_process
 
 # The tests' tensors are small: threads within an operation only take cores from other processes. Set before
@@ -68,6 +71,16 @@ def _no_group_is_left() -> Iterator[None]:
         pytest.fail("leaves its process group: destroy_process_group() at its end")
 
 
+@pytest.fixture
+def caplog() -> Iterator[LogRecords]:
+    """What is logged. pytest's plugin, which has it else, looks through all loggers six times in every test:
+    torch has hundreds of them, and a test in three took less than that."""
+    handler = LogRecords()
+    logging.getLogger().addHandler(handler)
+    yield handler
+    logging.getLogger().removeHandler(handler)
+
+
 @pytest.fixture(autouse=True)
 def _no_process_in_the_fast_tier(request: pytest.FixtureRequest) -> Iterator[None]:
     """A test of the fast tier that starts a process all the same fails."""
@@ -95,6 +108,9 @@ def pytest_xdist_auto_num_workers() -> int:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    if config.getoption("--hypothesis-profile") != "deep":
+        # Six seconds of CPU in each worker of a clean clone, for constants of modules that it has by chance.
+        providers._get_local_constants = lambda: providers._local_constants
     if hasattr(config, "workerinput"):
         launch.SHARED_BY_WORKERS.append(Path(config.getoption("basetemp")).parent)
 

@@ -62,7 +62,7 @@ def test_a_dead_resolving_process_is_said_once_and_does_not_raise(tmp_path, capl
     for step in steps(50):
         sink.put(Frame(step=step))
     assert sink.close(5.0) == 50
-    assert sum("recording stopped" in record.message for record in caplog.records) == 1
+    assert sum("recording stopped" in message for message in caplog.messages) == 1
 
 
 def test_a_process_that_takes_nothing_holds_nothing_up_for_longer_than_the_limit(

@@ -160,7 +160,7 @@ def test_a_profiler_that_fails_does_not_stop_the_run(
     monkeypatch.setattr(torch.profiler.profile, failing, fail)
     with ProfilerWindow(small(repeat=1), tmp_path, rank=0) as window:
         run_steps(window, 2)
-    assert [record.message for record in caplog.records] == [
+    assert caplog.messages == [
         "rank 0: profiling ends here, training goes on: the device is held by another profiler"
     ]
 

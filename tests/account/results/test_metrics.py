@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from scipy.stats import binom
+import scipy  # its parts are loaded where they are used
 
 from aorta.account.results.metrics import (
     binomial_places,
@@ -18,9 +18,11 @@ from aorta.account.results.metrics import (
 def test_places_are_the_tightest_that_keep_both_tails(num: int, share: float) -> None:
     low, high = binomial_places(num, share)
     if low > 0:
-        assert binom.cdf(low - 1, num, share) <= 0.025 < binom.cdf(low, num, share)
+        assert scipy.stats.binom.cdf(low - 1, num, share) <= 0.025 < scipy.stats.binom.cdf(low, num, share)
     if high <= num:
-        assert binom.sf(high - 1, num, share) <= 0.025 < binom.sf(high - 2, num, share)
+        assert (
+            scipy.stats.binom.sf(high - 1, num, share) <= 0.025 < scipy.stats.binom.sf(high - 2, num, share)
+        )
 
 
 def test_the_interval_of_a_time_ends_at_0() -> None:
