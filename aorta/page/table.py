@@ -119,15 +119,17 @@ def dataset_table(dataset: Dataset, causes: Causes | None = None, with_changes: 
     lines += ["", *aligned([("", "mean", "of step", "ranks"), *account_rows(dataset)])]
     if phases := phase_rows(dataset):
         lines += ["", *aligned(phases)]
-    if ops := _operation_rows(dataset):
+    account, ops = account_of(dataset.first), _operation_rows(dataset)
+    if account.recorded_text and (ops or kernels_by_class(dataset)):
+        lines += ["", account.recorded_text]
+    if ops:
         lines += ["", *aligned([("", "mean", "exposed"), *ops])]
     measures = [*_measure_rows(dataset, RATE_ROWS), *_measure_rows(dataset, DEVICE_ROWS)]
     if measures:
         lines += ["", *aligned([("", "median", "ranks", ""), *measures])]
-    step_ms = account_of(dataset.first).recorded_ms
     for rows in (kernels_by_class(dataset), kernels_by_name(dataset), operators(dataset)):
         if rows:
-            lines += ["", *kernel_table(rows, step_ms)]
+            lines += ["", *kernel_table(rows, account.recorded_ms)]
     if queue := queue_text(dataset):
         lines += ["", queue]
     lines += ["", *_footer(dataset)]

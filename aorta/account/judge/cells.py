@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aorta.account.judge.contradictions import Limits, in_cells, please_report
-from aorta.account.judge.judged import UsualStep, looked_at, statistic, usual_step
+from aorta.account.judge.judged import UNLIKE, UsualStep, looked_at, statistic, usual_step
 from aorta.account.judge.outside import gaps_of, outside_of
 from aorta.account.judge.overhead import Instrument, instrument_of
 from aorta.account.load.rank.host import (
@@ -30,6 +30,7 @@ from aorta.account.load.rank.host import (
 )
 from aorta.account.load.waits import is_one_group
 from aorta.account.model import Run, Statistic, once_of_run
+from aorta.account.numbers import quantity
 from aorta.account.rows import positive, ratio
 from aorta.timeline.collective import POINT_TO_POINT
 from aorta.timeline.types import Source
@@ -157,6 +158,20 @@ class Account:
     def recorded_ms(self) -> float:
         """The mean step as it was recorded, of which tables of kernels and collectives are."""
         return self.mean_step_ms if self.usual is None else self.usual.recorded_ms
+
+    @property
+    def is_of_others(self) -> bool:
+        """The recorded steps are no usual ones."""
+        usual = self.usual
+        return usual is not None and abs(usual.recorded_ms - usual.ms) >= UNLIKE * usual.ms
+
+    @property
+    def recorded_text(self) -> str:
+        """What tables that are of the recorded steps as they were are of; '' where these are usual ones."""
+        steps = (
+            f"{self.step_ms.shape[1]:,} recorded steps of {quantity(self.recorded_ms, 'ms')}, as they were"
+        )
+        return f"Operations and kernels are of {steps}." if self.is_of_others else ""
 
     @property
     def is_measured(self) -> bool:

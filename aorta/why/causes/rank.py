@@ -710,7 +710,7 @@ def cause_of(
     needs_line = finding.kind == "pause" and finding.facts.get("op") in NEED_A_LINE
     if line is None and needs_line and samples_of(judged.whole or judged, judged.ranks[0]) is not None:
         return None
-    facts = fact_texts(finding, judged, step, path) | program_of(judged.record)[1]
+    facts = fact_texts(finding, judged, account, path) | program_of(judged.record)[1]
     waited_ms = value.each_ms if finding.kind == "data_loading" else 0.0
     of_workers = workers_of(judged.record, account.share("core_taken"), waited_ms)
     stack, facts = stack | of_workers[0], facts | of_workers[1]

@@ -10,7 +10,6 @@ from aorta.account.cause import Cause, CodeLine
 from aorta.account.judge.alike import is_window
 from aorta.account.judge.answer import loss_texts, losses
 from aorta.account.judge.cells import CELLS, LARGE_SHARE, Account, account_of
-from aorta.account.judge.judged import UNLIKE
 from aorta.account.judge.kernels import kernels_by_class, kernels_by_name
 from aorta.account.judge.outside import OUTSIDE_WORDS
 from aorta.account.judge.phases import evaluation_text, largest_beside_the_model, largest_text, phases_of
@@ -100,7 +99,7 @@ def _recorded(account: Account) -> str:
     """'; its parts were measured in 21 recorded steps of 400 ms, and shortened to add up to 250 ms', where
     these are no usual ones."""
     usual = account.usual
-    if usual is None or not abs(usual.recorded_ms - usual.ms) >= UNLIKE * usual.ms:
+    if usual is None or not account.is_of_others:
         return ""
     to = "shortened to add up to {}" if usual.recorded_ms > usual.ms else "the rest of the {} is not known"
     recorded, whole = (quantity(ms, "ms") for ms in (usual.recorded_ms, usual.ms))
@@ -341,9 +340,13 @@ def of_trace(text: str) -> str:
     return text
 
 
-def fact_texts(finding: CauseFinding, judged: Run, step: float, path: str) -> dict[str, str]:
-    """Facts as they are printed; what is not known is absent."""
-    texts = {"path": path, "step_ms": quantity(step, "ms"), "num_ranks": str(len(judged.ranks))}
+def fact_texts(finding: CauseFinding, judged: Run, account: Account, path: str) -> dict[str, str]:
+    """Facts as they are printed; what is not known is absent. Parts of recorded steps that are shorter than
+    usual ones are as they were, and so is the step that they are said to be of."""
+    step_ms = quantity(account.mean_step_ms, "ms")
+    if account.is_of_others and account.recorded_ms < account.mean_step_ms:
+        step_ms = f"{quantity(account.recorded_ms, 'ms')} recorded"
+    texts = {"path": path, "step_ms": step_ms, "num_ranks": str(len(judged.ranks))}
     texts |= {
         "others": "others",
         "whose": "of other programs or of the ranks themselves (gloo's, a loader's)",

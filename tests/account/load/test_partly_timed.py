@@ -16,8 +16,9 @@ from aorta.page.html import page
 from aorta.page.table import dataset_table
 from aorta.page.write import make_report
 from aorta.records.schema import CollectiveRecord
+from aorta.why.causes.finding import CauseFinding
 from aorta.why.causes.rank import found_causes
-from aorta.why.causes.text import nothing_text, title
+from aorta.why.causes.text import fact_texts, nothing_text, title
 from tests.account.sparse_runs import row_of, sparse_run
 from tests.records.run_folders import sealed_again
 
@@ -200,6 +201,24 @@ def test_the_title_has_the_usual_step_and_what_the_recorded_ones_took_where_that
     text = title(alone(sparse_run(tmp_path, untimed_ms=untimed_ms)))
     assert f"a step takes {takes} of all 32 judged steps, 2 ranks" in text
     assert text.partition("; its parts were measured in 8 recorded steps of ")[2] == told
+
+
+@pytest.mark.parametrize(
+    ("untimed_ms", "step", "tables"),
+    [
+        pytest.param(30.0, "10.0 ms recorded", True, id="longer"),
+        pytest.param(9.2, "9.20 ms", True, id="shorter"),
+        pytest.param(10.1, "10.1 ms", False, id="alike"),
+    ],
+)
+def test_of_which_steps_numbers_are_that_stand_beside_a_step(tmp_path, untimed_ms, step, tables):
+    """Parts are brought to a shorter usual step, and left as they were beside a longer one; tables of
+    operations and kernels always are."""
+    first = alone(sparse_run(tmp_path, untimed_ms=untimed_ms)).first
+    finding = CauseFinding("idle", np.full(8, 1.0), {("idle",): 1.0})
+    assert fact_texts(finding, first, account_of(first), "run")["step_ms"] == step
+    told = "Operations and kernels are of 8 recorded steps of 10.0 ms, as they were." if tables else ""
+    assert account_of(first).recorded_text == told
 
 
 def test_cells_of_recorded_steps_are_made_as_long_as_the_usual_one(tmp_path):

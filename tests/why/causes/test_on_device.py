@@ -878,7 +878,8 @@ def test_no_sentence_of_one_needless_work_is_said_of_another():
         "what": "7,419 small operators in a loop", "iterations": 96, "each_us": 4.0, "op": "recurrence",
     }  # fmt: skip
     finding = CauseFinding("compute", np.full(20, 9.0), {("compute",): 1.0}, facts=facts)
-    texts = fact_texts(finding, SimpleNamespace(ranks=[0]), 30.0, "run") | {"line": "f(), train.py:5"}
+    account = SimpleNamespace(mean_step_ms=30.0, is_of_others=False)
+    texts = fact_texts(finding, SimpleNamespace(ranks=[0]), account, "run") | {"line": "f(), train.py:5"}
     said = [text for evidence in rules()["compute"].evidence if (text := filled(evidence, texts))]
     assert [text.partition(" goes")[0] for text in said] == ["a loop"]
 
