@@ -178,28 +178,39 @@ def _all_of_it(judged: Run, account: Account) -> Iterator[CauseFinding]:
 
 def loss_loop(judged: Run, account: Account) -> Iterator[CauseFinding]:
     """What a loop over operators takes between the model and its loss, and as many in the backward pass; or
-    of the operators there those that go through weights, their part of the time by bytes."""
+    of the operators there those that go through weights: their part of the time by bytes, and of what a
+    device waits for launches their part of the step's operators."""
     loop = None if judged.record is None else judged.record.loss_loop
-    if loop is None:
+    if judged.record is None or loop is None:
         return
     facts: dict[str, object] = {
         "op": "loss",
         "what": f"{loop.operators:,} operators between the model and its loss",
         "operators": loop.operators,
+        "part_ms": loop.ms,
     }
     part_ms = loop.ms
     if loop.weights_bytes >= LARGE_BYTES:
-        those = counted(loop.parameters, "parameter")
-        facts = {"op": "weights", "what": f"operators on {those} between the model and its loss"}
-        facts["weights_bytes"] = loop.weights_bytes
-        part, hardware = loop.weights_bytes / loop.bytes, part_of_device(judged)
+        those, hardware = counted(loop.parameters, "parameter"), part_of_device(judged)
         rate = CPU_BYTES_PER_S if hardware is None else hardware.memory.sustained_hbm_bytes_per_s
-        part_ms = 1e3 * loop.weights_bytes / rate if loop.ms is None else part * loop.ms
+        part_ms = 1e3 * loop.weights_bytes / rate
+        if loop.ms is not None:
+            part_ms = loop.ms * loop.weights_bytes / loop.bytes
+        facts = {"op": "weights", "what": f"operators on {those} between the model and its loss"}
+        facts |= {"weights_bytes": loop.weights_bytes, "moved_ms": part_ms}
     if part_ms is None:
         return
-    facts["part_ms"] = part_ms
     if account.on_device:
-        yield CauseFinding("compute", np.full_like(work_ms_of(account), part_ms), TAKES, facts=facts)
+        # Forward, backward, and once more to add each gradient to the model's own.
+        num, lines = 2 * loop.operators + loop.parameters, judged.record.work and judged.record.work.lines
+        launched = num / (num + sum(line.operators for line in lines)) if lines else 0.0
+        launch_ms = launched * account.mean_ms("launch")
+        facts |= {"launched": launched, "spared_ms": launch_ms or None, "num_launched": num}
+        of_launches = launch_ms / (part_ms + launch_ms)
+        takes: dict[tuple[str, ...], float] = {WORK: 1 - of_launches, ("launch",): of_launches}
+        yield CauseFinding(
+            "compute", np.full_like(work_ms_of(account), part_ms + launch_ms), takes, facts=facts
+        )
         return
     taken = 1 + account.mean_ms("core_taken") / max(account.mean_ms(*WORK), 1e-9)
     # Of what ranks compute, and as much of what others take of their cores meanwhile.

@@ -136,7 +136,7 @@ def program_code(
     record = judged.record
     has_no_model = record is not None and record.not_measured.get("flops_per_step") in (NO_CALL, NO_OPTIMIZER)
     loop = None if record is None else record.loss_loop
-    if has_no_model or (loop is not None and loop.ms is not None):
+    if has_no_model or (loop is not None and (loop.ms is not None or loop.weights_bytes)):
         # Without a module that is the model, what comes before a backward pass is; a loop has its own cause.
         grouped = [
             {

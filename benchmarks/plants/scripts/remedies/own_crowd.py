@@ -1,6 +1,6 @@
 """
 cause: core_taken
-told: or start fewer. num_workers of the DataLoader, torch.set_num_threads
+told: or let the ranks use more cores than they are bound to
 """
 
 import os

@@ -1,6 +1,6 @@
 """
 cause: compute
-told: a penalty on weights is weight_decay of the optimizer
+told: leave a sum of squares to the optimizer
 """
 
 import torch
