@@ -5,7 +5,9 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from aorta.records.stacks import StackFrame
 from aorta.why.causes.finding import CauseFinding
+from aorta.why.causes.losses import host_needs as module
 from aorta.why.causes.losses.host_needs import host_needs, within_host_needs
 from aorta.why.causes.rank import _least_beside_host
 
@@ -15,6 +17,7 @@ def run(host_ms, step_ms=20.0, waits_ms=0.0):
     host = np.atleast_2d(np.array(host_ms, dtype=float))
     return SimpleNamespace(
         whole=None,
+        ranks=[],
         judged_steps=slice(None),
         metrics={"host_ms": host, "step_ms": np.full(host.shape, step_ms)},
         host_parts={"host.synchronisation": np.full(host.shape, waits_ms)},
@@ -50,6 +53,20 @@ REFILLED = [2.0] * 6 + [20.0] * 14
 def test_room_is_what_a_step_has_beyond_the_need_of_its_host(judged, state, room_ms):
     found = host_needs(judged, state)
     assert (None if found is None else found.room_ms) == (room_ms and pytest.approx(room_ms))
+
+
+@pytest.mark.parametrize("noted_ms", [0.0, 5.0], ids=["not-noted", "a-part-is-noted"])
+def test_reads_within_a_model_are_no_need_of_its_host(monkeypatch, noted_ms):
+    """Of 18 of 20 ms in each step 14 are in item(), by samples."""
+    leaves = StackFrame("", 0, "item", False), StackFrame("torch", 0, "Linear.forward", False)
+    samples = SimpleNamespace(
+        ms=np.array([14.0, 6.0]),
+        is_judged=np.array([True, True]),
+        leaf_is=lambda test: np.array([test(leaf) for leaf in leaves]),
+    )
+    monkeypatch.setattr(module, "samples_of_ranks", lambda judged: [samples])
+    found = host_needs(run([18.0] * 20, waits_ms=noted_ms), account())
+    assert (found.need_ms, found.room_ms) == pytest.approx((4.0, 16.0))
 
 
 def test_work_of_a_device_saves_no_more_than_the_room_and_might_save_all():

@@ -8,8 +8,10 @@ from typing import NamedTuple
 import numpy as np
 
 from aorta.account.judge.cells import Account, Host
+from aorta.account.judge.stacks import samples_of_ranks
 from aorta.account.model import Run
 from aorta.account.numbers import quantity
+from aorta.records.stacks import StackFrame
 from aorta.why.causes.finding import CauseFinding
 
 SHORTEST = 0.05
@@ -19,6 +21,8 @@ HELD_UP = 0.9
 """Of a step: where the host takes as long in its shortest ones, it was held up in all of them, or never."""
 MOSTLY_IDLE = 0.4
 """Of a step, that the device has nothing to do, from which on the host is never held up."""
+READS = ("item", "tolist", "cpu", "numpy")
+"""Methods of tensors."""
 FEWEST = 8
 """Steps."""
 
@@ -37,6 +41,7 @@ def host_needs(judged: Run, account: Account) -> HostNeeds | None:
     step_ms = host.metric("step_ms")
     own_ms = host.metric("host_ms") - host.span("synchronisation") - host.tail("synchronisation")
     found: list[HostNeeds] = []
+    waits_ms = _waits_beside(judged, host)
     for own, steps in zip(own_ms, step_ms, strict=True):
         is_known = np.isfinite(own) & np.isfinite(steps)
         if not account.on_device or is_known.sum() < FEWEST:
@@ -45,7 +50,7 @@ def host_needs(judged: Run, account: Account) -> HostNeeds | None:
         mean_ms = float(max(steps[is_known].mean(), np.median(steps[is_known])))
         # What makes up for a longer step before it was held up in part: the mean of both tells.
         paired = np.fmax(own, (own + np.r_[np.nan, own[:-1]]) / 2)
-        need_ms = float(np.quantile(paired[is_known], SHORTEST))
+        need_ms = max(float(np.quantile(paired[is_known], SHORTEST)) - waits_ms, 0.0)
         if account.share("launch") >= MOSTLY_IDLE:
             need_ms = float(own[is_known].mean())
         elif need_ms > HELD_UP * mean_ms:
@@ -53,6 +58,20 @@ def host_needs(judged: Run, account: Account) -> HostNeeds | None:
             continue
         found.append(HostNeeds(need_ms, max(mean_ms - need_ms, 0.0)))
     return min(found, key=lambda one: one.room_ms, default=None)
+
+
+def _waits_beside(judged: Run, host: Host) -> float:
+    """ms of a step that samples show in reads of values, where the host waits for the device, beyond what
+    spans tell in steps that have some: not every read within a model is noted."""
+    samples = samples_of_ranks(judged.whole or judged)
+    ms = [float(one.ms[one.is_judged & one.leaf_is(_reads)].sum()) for one in samples]
+    noted_ms = host.span("synchronisation") + host.tail("synchronisation")
+    noted_ms = noted_ms[noted_ms > 0]
+    return max(min(ms, default=0.0) - float(noted_ms.mean() if len(noted_ms) else 0.0), 0.0)
+
+
+def _reads(leaf: StackFrame) -> bool:
+    return not leaf.file and leaf.function.rpartition(".")[2] in READS
 
 
 def within_host_needs(judged: Run, account: Account, losses: list[CauseFinding]) -> Iterator[CauseFinding]:
