@@ -38,6 +38,7 @@ FRAMES = {
     "watch": StackFrame(TRAIN, 60, "Net.on_before_optimizer_step", is_program=True),
     "own_step": StackFrame(TRAIN, 70, "Lion.step", is_program=True),
     "training": StackFrame(TRAIN, 80, "Net.training_step", is_program=True),
+    "of_training": StackFrame("", 0, "Tensor.mean", is_program=False),
     "parallel": StackFrame("torch", 0, "Module._wrapped_call_impl", is_program=False),
     "scatter": StackFrame("torch", 0, "scatter", is_program=False),
     "replicate": StackFrame("torch", 0, "replicate", is_program=False),
@@ -54,6 +55,7 @@ CALLERS = {
     "watch": "fit",
     "own_step": "fit",
     "training": "fit",
+    "of_training": "training",
     "replicate": "parallel",
     "scatter": "parallel",
 }

@@ -74,6 +74,7 @@ def test_small_messages_of_a_hook_are_its_own(tmp_path):
         pytest.param("watch", "optimizer", True, id="a-callback"),
         pytest.param("own_step", "optimizer", False, id="an-optimizer-of-the-program"),
         pytest.param("training", "forward", False, id="what-computes-the-loss"),
+        pytest.param("of_training", "optimizer", False, id="operators-of-a-loss"),
         pytest.param("main", "optimizer", False, id="the-loop"),
     ],
 )

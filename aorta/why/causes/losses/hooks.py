@@ -8,7 +8,15 @@ from collections.abc import Iterator
 import numpy as np
 
 from aorta.account.judge.cells import Account
-from aorta.account.judge.stacks import MOST_RANKS, Samples, innermost, samples_of_ranks, timed_samples_of
+from aorta.account.judge.stacks import (
+    MOST_RANKS,
+    Samples,
+    innermost,
+    is_a_loss,
+    is_of_torch,
+    samples_of_ranks,
+    timed_samples_of,
+)
 from aorta.account.model import Run
 from aorta.account.rows import positive
 from aorta.records.stacks import StackFrame
@@ -28,6 +36,8 @@ from aorta.why.causes.losses.program_code import (
 from aorta.why.causes.losses.transfer import best_busbw
 from aorta.why.causes.program import noted_program
 
+TRAINS = "training_step"
+"""What Lightning calls for the loss, within the optimizer's step: operators there may be the model's."""
 OF_AN_OPTIMIZER = ("step", "closure")
 """Functions of the program that are an optimizer, or compute its loss."""
 REPLICATES = re.compile(r"replicate$|Module\._replicate_for_data_parallel")
@@ -161,7 +171,8 @@ def _of_optimizers(samples: list[Samples]) -> _Rows:
             )
             called = path[library + 1 : last + 1]
             names = {frame.outer_function.rpartition(".")[2] for frame in called}
-            if called and names.isdisjoint(OF_AN_OPTIMIZER):
+            is_loss = is_a_loss(path[-1]) or (TRAINS in names and is_of_torch(path[-1]))
+            if called and names.isdisjoint(OF_AN_OPTIMIZER) and not is_loss:
                 key = called[0].file, called[0].outer_function
                 by_function[key][number].append(row)
                 lines.setdefault(key, called[0])
