@@ -98,23 +98,29 @@ def _above_limit(overhead: OverheadRecord) -> str:
 
 
 def _of_launches(judged: Run, limit: float | None) -> str:
-    """Say where CUPTI alone may cost more than the limit, in all steps: no clock of ours sees it.
-
-    A device that does not idle hides what a launch takes longer.
-    """
-    counts = [judged.mean_of(of_operation(COUNT, name)) for name in operations(judged.metrics, COUNT)]
-    step_ms, idle_ms = judged.mean_of("step_ms"), judged.mean_of("idle_ms")
-    is_rocm = judged.record is not None and judged.record.versions.get("hip")  # which has no CUPTI
-    if not counts or not step_ms or idle_ms is None or is_rocm:
-        return ""
-    num = sum(count or 0.0 for count in counts) - (judged.mean_of(GRAPH_NODES) or 0.0)
-    most_ms = min(LAUNCH_US * num / 1e3, idle_ms)
-    if most_ms <= (limit or 0.01) * step_ms:
+    """Say where CUPTI alone may cost more than the limit, in all steps: no clock of ours sees it."""
+    most_ms, num = slower_launches(judged)
+    step_ms = judged.mean_of("step_ms")
+    if not step_ms or most_ms <= (limit or 0.01) * step_ms:
         return ""
     return (
         f". CUPTI, which times the kernels, makes each launch of the run slower: by {number(most_ms)} ms"
         f" a step at most, {100 * most_ms / step_ms:.2g} % ({num:.0f} launches; --kernels off is without it)"
     )
+
+
+def slower_launches(judged: Run) -> tuple[float, float]:
+    """ms by which CUPTI makes a step longer at most, and the step's launches; 0 where no CUPTI was on.
+
+    A device that does not idle hides what a launch takes longer.
+    """
+    counts = [judged.mean_of(of_operation(COUNT, name)) for name in operations(judged.metrics, COUNT)]
+    idle_ms = judged.mean_of("idle_ms")
+    is_rocm = judged.record is not None and judged.record.versions.get("hip")  # which has no CUPTI
+    if judged.source != "kernels" or not counts or idle_ms is None or is_rocm:
+        return 0.0, 0.0
+    num = sum(count or 0.0 for count in counts) - (judged.mean_of(GRAPH_NODES) or 0.0)
+    return min(LAUNCH_US * num / 1e3, idle_ms), num
 
 
 def _share(cost: float | None, interval: tuple[float, float] | None) -> str:

@@ -690,6 +690,8 @@ def cause_of(
     if not finding.is_risk and not is_of_kernels and value.each_ms <= account.gap_ms:
         return None
     step = account.mean_step_ms
+    # Of late launches, as they are without what times kernels.
+    of_program = finding.facts.get("least_part", 1.0) if finding.kind == "launch_bound" else 1.0
     share = value.ms / step
     is_vague = value.interval_ms is None and judged.source not in TRACE_SOURCES
     least = _least_share(rule, finding, judged) * (FEW_STEPS_FACTOR if is_vague else 1)
@@ -698,7 +700,7 @@ def cause_of(
     is_own = finding.kind == "optimizer" or (finding.kind == "program_code" and "group" in finding.facts)
     if (is_own or finding.facts.get("op") == "slow_steps") and not account.on_device:
         least *= 1 - account.share("core_taken")
-    if share < least or (rule.needs_interval and not value.is_sure(finding.ms, least * step)):
+    if of_program * share < least or (rule.needs_interval and not value.is_sure(finding.ms, least * step)):
         if not finding.is_risk:
             return None
         value, share = Worth(0.0, None, "no time is lost yet"), 0.0

@@ -18,6 +18,7 @@ UNKNOWN = OverheadRecord(
 def texts(*overheads, versions=None, **means):
     runs = [
         SimpleNamespace(
+            source="kernels",
             record=SimpleNamespace(overhead=overhead, versions=versions or {}),
             label=f"run {i}",
             metrics=means,

@@ -295,16 +295,27 @@ def test_lines_that_do_not_tell_the_use_of_cores_leave_idle_time_to_launches(tmp
     assert named(tmp_path / "run", make)[0].kind == "launch_bound"
 
 
-def launches(num_small, num_large=50):
+def launches(num_small, num_large=50, idle_ms=12.0):
     """The device idles 12 of 42 ms; num_small kernels of 4 us, num_large of half a ms."""
     classes = {"elementwise": (num_small * 0.004, num_small), "gemm": (num_large * 0.5, num_large)}
     kernels = KernelSums(num_kernels=num_small + num_large, classes=classes, top=[])
 
     def make(rank, step, noise):
-        host = Host().idle(12.0 * noise.gauss(1, 0.01)).work(28.0).comm(0.5)
+        host = Host().idle(idle_ms * noise.gauss(1, 0.01)).work(28.0).comm(0.5)
         return host, used(45.0) | {"kernels": kernels}
 
     return make
+
+
+def test_what_timing_kernels_takes_of_launches_is_no_loss_of_the_program(tmp_path):
+    """2,050 launches of 1.6 us are 3.28 ms."""
+    first = named(tmp_path / "many", launches(2000))[0]
+    assert any(text.startswith("up to 3.28 ms of it may come of timing") for text in first.evidence)
+    elsewhere = run_record(2, versions={"hip": "6.4"})
+    of_rocm = named(tmp_path / "rocm", launches(2000), run=elsewhere)[0]
+    assert first.interval_ms[0] == pytest.approx(of_rocm.interval_ms[0] * (1 - 3.28 / first.ms))
+    assert not named(tmp_path / "little", launches(2000, idle_ms=8.0))
+    assert named(tmp_path / "little of rocm", launches(2000, idle_ms=8.0), run=elsewhere)
 
 
 def test_late_launches_are_a_loss_where_small_kernels_explain_them(tmp_path):

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from aorta.account.cause import CauseKind
 from aorta.account.judge.cells import LARGE_SHARE, Account
 from aorta.account.judge.occasional import Occasions, are_alike, occasions, without_traces
+from aorta.account.judge.overhead import slower_launches
 from aorta.account.judge.stacks import in_modules
 from aorta.account.load.rank.kernels import COPY_TIME, COUNT
 from aorta.account.metrics import of_operation, operations
@@ -160,6 +161,7 @@ def findings(
     losses = _one_of_small_units(judged, losses, details)
     losses = _one_of_a_program(judged, losses)
     losses = _one_of_a_line(judged, losses)
+    _tell_of_cupti(judged, losses)
     losses += clocks(judged, parts)
     for finding, is_retry in retries(judged, step_ms):
         if finding.ms.any():
@@ -246,6 +248,16 @@ def _as_long_as_kernels(finding: CauseFinding, judged: Run, account: Account) ->
     if least_ms < idle_ms:
         finding.ms, finding.more_ms = finding.ms * (least_ms / idle_ms), idle_ms - least_ms
         finding.facts |= {"busy_ms": busy_ms, "origin": "blocking"}
+
+
+def _tell_of_cupti(judged: Run, losses: list[CauseFinding]) -> None:
+    """Of late launches, what may be only because kernels are timed is nothing that the program loses."""
+    late = [finding for finding in losses if finding.kind == "launch_bound" and finding.mean_ms > 0]
+    late_ms = sum(finding.mean_ms for finding in late)
+    for finding in late:
+        part = min(slower_launches(judged)[0] / late_ms, 1.0)
+        finding.facts["least_part"] = (1 - part) * finding.facts.get("least_part", 1.0)
+        finding.facts["cupti_ms"] = part * finding.mean_ms if part >= WORTH_SAYING else None
 
 
 def _of_all_ranks(judged: Run, parts: Parts) -> Iterator[CauseFinding]:
