@@ -988,6 +988,7 @@ def test_products_with_odd_rows_take_longer_than_at_the_rate_of_others(odd, num,
         pytest.param("cutlass_80_tensorop_s1688gemm_128x64_tn_align4", None, id="as-TF32-wants-it"),
         pytest.param("cutlass_80_tensorop_bf16_s16816gemm_bf16_256x128_tn_align8", None, id="16-bytes"),
         pytest.param("cutlass_80_simt_sgemm_128x64_8x5_nt_align1", None, id="not-of-tensor-cores"),
+        pytest.param("cutlass_tensorop_bf16_s16816fprop_analytic_bf16_nhwc_align1", None, id="a-convolution"),
     ],
 )
 def test_kernels_for_rows_that_begin_anywhere_are_known_by_name(kernel, found):

@@ -78,7 +78,7 @@ LARGE_BYTES = 8e6
 """A step, below which what passes through memory stays in caches."""
 THREADS_SAVE = 0.7
 """Of what as many more threads would in proportion: 0.64 and 0.69 of two planted steps, 1 to 2 and 2 to 4."""
-ODD = re.compile(r"^(?!.*simt).*_align([12])\b")
+ODD = re.compile(r"^(?!.*(?:simt|[fdw](?:prop|grad))).*_align([12])\b")
 """In names of kernels for tensor cores: elements at whose multiples rows begin."""
 TWO_BYTES = re.compile(r"bf16|f16|h(884|1688|16816)")
 SLOWER = {"1": 6.3, "2": 3.0, "tf32": 2.4}
