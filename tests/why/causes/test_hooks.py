@@ -39,6 +39,7 @@ def found(folder, samples, modes=None, messages=0):
         pytest.param("compress", "compress", True, id="of-the-program"),
         pytest.param("compress", "powerSGD_hook", False, id="another-function-of-the-program"),
         pytest.param("backward", "powerSGD_hook", False, id="the-engine-itself"),
+        pytest.param("of_hook", "hook_then_optimizer_wrapper", False, id="that-updates-weights"),
     ],
 )
 def test_a_hook_costs_what_backward_passes_are_in_it(tmp_path, frame, name, is_found):

@@ -87,8 +87,8 @@ def _of_gradients(judged: Run, samples: list[Samples]) -> _Rows:
     fastest calls."""
     program = noted_program(judged.record)
     modes, wrappers = program.get("modes") or {}, program.get("wrappers") or []
-    if not modes.get("comm_hook") or not wrappers:
-        return [], {}, ()
+    if not modes.get("comm_hook") or not wrappers or "optim" in (modes.get("comm_hook_name") or ""):
+        return [], {}, ()  # of one that updates weights as well nobody knows how long that takes
     rows = [
         [
             row
