@@ -616,7 +616,7 @@ class Worth:
             return None, self.why_no_interval
         half = max(self.interval_ms[1] - self.ms, self.ms - self.interval_ms[0])
         interval = ratio_interval(self.ms, half, most_ms, more_ms, errors)
-        interval = interval and (low * interval[0], interval[1])
+        interval = interval and (min(low * self.ms, interval[0]), interval[1])
         return interval, "" if interval else "the loss differs too much from step to step for an interval"
 
     @property
