@@ -114,6 +114,8 @@ NEED_A_LINE = ("asleep", "slow_steps")
 other threads that lack cores, longer batches, or data that the model gathers for several steps."""
 TRACE_FOLDER = "torch_profiler"
 """Of a run's traces."""
+DEALING = "let each rank load its own part"
+"""Begins the remedy of batches that one rank hands out."""
 IN_FORCE = re.compile(r"in force($|:)")
 """In a remedy of which the best part is set already."""
 OF_SAMPLES = 1.96
@@ -352,7 +354,7 @@ def _once_a_line(named: list[Named], judged: Run | None) -> list[Named]:
             continue
         larger, its = told[place]
         is_same = larger.kind == cause.kind or _is_of_one_rank(larger, cause)
-        if is_same or _is_of_messages(larger, cause, judged):
+        if is_same or _is_of_messages(larger, cause, judged) or _is_of_dealing(larger, cause):
             told[place] = (
                 _with(larger, cause),
                 {name: its.get(name, 0.0) + taken.get(name, 0.0) for name in its | taken},
@@ -432,6 +434,12 @@ def _is_of_one_rank(larger: Cause, cause: Cause) -> bool:
     return is_one and "late_rank" in (larger.kind, cause.kind) and larger.is_in_step and cause.is_in_step
 
 
+def _is_of_dealing(larger: Cause, cause: Cause) -> bool:
+    """Whether the others wait for a rank in the line in which it hands out batches."""
+    is_there = larger.line is not None and cause.line is not None and larger.line.text == cause.line.text
+    return is_there and cause.is_waited_for and larger.change.startswith(DEALING)
+
+
 def _need_the_same_cores(*both: Cause) -> bool:
     """Whether cores that idle would be threads' of torch for one, and a loader's workers' for the other."""
     told = " ".join(one.change for one in both if one.kind in ("compute", "data_loading"))
@@ -456,6 +464,8 @@ def _is_in(one: Named, other: Named, judged: Run | None) -> bool:
     is_of_all = (larger.kind, larger.change, larger.rank) == (cause.kind, cause.change, None)
     is_same = is_same or (is_of_all and cause.is_waited_for)
     if is_same or _is_of_messages(larger, cause, judged) or _is_of_one_rank(larger, cause):
+        return True
+    if _is_of_dealing(larger, cause):
         return True
     if larger.line is None or cause.line is None:
         return False

@@ -281,6 +281,24 @@ def test_a_model_that_is_called_by_its_forward_is_not_beside_the_model(tmp_path)
     assert causes(judge(load_run(folder, "run"))) == []
 
 
+@pytest.mark.parametrize(
+    ("line", "op", "size", "is_dealt"),
+    [
+        (20, "broadcast", 8 << 20, True), (20, "broadcast", 8 << 10, False),
+        (21, "broadcast", 8 << 20, False),
+        (20, "all_reduce", 8 << 20, False),
+    ],
+)  # fmt: skip
+def test_batches_that_a_rank_hands_out_are_named_where_they_are_sent(tmp_path, line, op, size, is_dealt):
+    folder = run_of(tmp_path, lambda rank, step, noise: plain(noise))
+    for rank in (0, 1):
+        write_stacks(folder, rank, COMMON, ("loads", "rest", "runs", 16.0))
+    write_sites(folder, (line, op, "a tensor", 2, size))
+    change = first_cause(folder).change
+    assert change.startswith("let each rank load its own part of a batch") == is_dealt
+    assert ("hands 8.0 MiB a step to the others" in change) == is_dealt
+
+
 @pytest.mark.parametrize(("leaf", "is_offered"), [("synchronize", True), ("loads", False)])
 def test_operators_on_many_tensors_are_offered_where_stacks_show_torch_alone(tmp_path, leaf, is_offered):
     folder = run_of(tmp_path, lambda rank, step, noise: plain(noise))

@@ -40,7 +40,7 @@ from aorta.why.causes.losses.needless import (
 from aorta.why.causes.losses.program_code import _computes_by_itself
 from aorta.why.causes.losses.transfer import Exposure, _largest
 from aorta.why.causes.losses.waiting import IN_STEP, in_step
-from aorta.why.causes.rank import Worth, _once, _place, causes_of, found_causes, worth
+from aorta.why.causes.rank import DEALING, Worth, _once, _place, causes_of, found_causes, worth
 from aorta.why.causes.rules import rules
 from aorta.why.causes.text import _unexplained_text, fact_texts, filled, nothing_text, title
 from tests.records.run_folders import run_record
@@ -1204,6 +1204,20 @@ def test_what_two_causes_say_of_one_line_is_told_once(kinds, taken, told, high, 
     assert named[0][0].evidence == ((told,) if told else ())
     assert (named[0][0].interval_ms[1], named[0][0].bound_ms) == (high, bound)
     assert named[0][1] == {taken: 8.0 if high == 9.0 else 5.0}
+
+
+@pytest.mark.parametrize("begins", [DEALING, "do it less often"])
+def test_a_rank_that_hands_out_batches_is_waited_for_in_the_line_in_which_it_does(begins):
+    code, late = (
+        Cause(
+            kind=kind, subject=kind, ms=ms, interval_ms=(2.0, 6.0), bound_ms=9.0, share=0.1, evidence=(),
+            change=change, check="", source="records", line=AT, rank=of, is_waited_for=of is not None,
+        )
+        for kind, ms, change, of in (("program_code", 5.0, begins, None), ("late_rank", 3.0, "inspect", 0))
+    )  # fmt: skip
+    (first, _), *others = _once([(code, {"launch": 5.0}), (late, {"wait": 3.0})])
+    assert (first.ms, len(others)) == ((8.0, 0) if begins == DEALING else (5.0, 1))
+    assert first.change == begins
 
 
 @pytest.mark.parametrize(("kind", "is_late", "is_one"), [

@@ -76,6 +76,8 @@ UNLIKE_RANKS = 0.05
 """Chance of samples of alike ranks differing as much: below it the rank with least of something has less."""
 ALSO_OF_TENSORS = ("abs", "all", "any", "max", "min", "pow", "round", "sum")
 """Builtin functions of Python that are methods of tensors, too."""
+DEALS, DEALT_BYTES = ("broadcast", "scatter"), 1 << 20
+"""How one rank hands batches to the others, and what it does not hand out of less in a step."""
 BACKWARD = "backward"
 PASSES = ("forward", "__call__", "<module>")
 """Functions that are the model, or the loop; so is a backward that no backward pass calls."""
@@ -183,6 +185,16 @@ def program_code(
             row.moves == "an object" and (row.file, row.function) == group[:2] for row in sites_of(judged)
         ):
             facts["origin"] = "objects"
+        dealt_bytes = sum(
+            row.bytes_per_step
+            for row in sites_of(judged)
+            if row.op in DEALS
+            and row.moves.startswith("a tensor")
+            and (row.file, row.function) == group[:2]
+            and group[2] in (0, row.line)
+        )
+        if dealt_bytes >= DEALT_BYTES:
+            facts |= {"origin": "dealt", "dealt_bytes": dealt_bytes}
         kind: CauseKind = "program_code"
         if account.on_device and ms.mean() >= LARGE * account.mean_step_ms:
             is_in = waits & set().union(*map(_lines, samples, rows))
