@@ -343,9 +343,9 @@ def of_trace(text: str) -> str:
 def fact_texts(finding: CauseFinding, judged: Run, account: Account, path: str) -> dict[str, str]:
     """Facts as they are printed; what is not known is absent. Parts of recorded steps that are shorter than
     usual ones are as they were, and so is the step that they are said to be of."""
-    step_ms = quantity(account.mean_step_ms, "ms")
-    if account.is_of_others and account.recorded_ms < account.mean_step_ms:
-        step_ms = f"{quantity(account.recorded_ms, 'ms')} recorded"
+    more_ms = account.mean_ms("unrecorded") if account.is_of_others else 0.0
+    step_ms = quantity(finding.facts.get("step_ms", account.mean_step_ms) - more_ms, "ms")
+    step_ms += " recorded" if more_ms > 0 else ""
     texts = {"path": path, "step_ms": step_ms, "num_ranks": str(len(judged.ranks))}
     texts |= {
         "others": "others",
@@ -354,7 +354,7 @@ def fact_texts(finding: CauseFinding, judged: Run, account: Account, path: str) 
     for name, value in finding.facts.items():
         if isinstance(value, str):
             texts[name] = value
-        elif value is None or isinstance(value, (bool, tuple, StackFrame, CodeLine)):
+        elif name == "step_ms" or value is None or isinstance(value, (bool, tuple, StackFrame, CodeLine)):
             continue
         elif name == "bytes" or name.endswith("_bytes"):
             texts[name] = byte_text(value)

@@ -215,8 +215,9 @@ def test_of_which_steps_numbers_are_that_stand_beside_a_step(tmp_path, untimed_m
     """Parts are brought to a shorter usual step, and left as they were beside a longer one; tables of
     operations and kernels always are."""
     first = alone(sparse_run(tmp_path, untimed_ms=untimed_ms)).first
-    finding = CauseFinding("idle", np.full(8, 1.0), {("idle",): 1.0})
-    assert fact_texts(finding, first, account_of(first), "run")["step_ms"] == step
+    for facts in ({}, {"step_ms": account_of(first).mean_step_ms}):
+        finding = CauseFinding("idle", np.full(8, 1.0), {("idle",): 1.0}, facts=facts)
+        assert fact_texts(finding, first, account_of(first), "run")["step_ms"] == step
     told = "Operations and kernels are of 8 recorded steps of 10.0 ms, as they were." if tables else ""
     assert account_of(first).recorded_text == told
 
