@@ -1,5 +1,6 @@
 """Two ranks' collectives by hand: which are the same is known, and no pair may be of two different ones."""
 
+from functools import cache
 from itertools import combinations
 
 import numpy as np
@@ -20,16 +21,21 @@ EVEN, UNEVEN = 0.0, 0.02
 OFFSETS = pytest.mark.parametrize("offset_ns", [0, 2 * MS, -2 * MS, HOUR], ids=["0", "2ms", "-2ms", "1h"])
 
 
+@cache  # thousands of pairs are of the same collectives
 def true_ends(jitter):
     rng = np.random.default_rng(4)
     gaps = np.array([gap for _, _, gap in STEP] * NUM_STEPS) * (1 + jitter * rng.uniform(-1, 1, NUM))
     return np.cumsum(gaps)
 
 
+@cache
+def noise_of(rank):
+    return np.random.default_rng(rank).uniform(0, 0.005, NUM)
+
+
 def recorded(rank, kept, jitter, offset_ns=0, drift=0.0):
     """What a rank with this clock has of the true collectives: ends within 5 µs of each other."""
-    noise = np.random.default_rng(rank).uniform(0, 0.005, NUM)
-    ends = (true_ends(jitter) + noise) * (1 + drift) * MS
+    ends = (true_ends(jitter) + noise_of(rank)) * (1 + drift) * MS
     op, size, _ = np.array(STEP * NUM_STEPS).T
     return CallSequence(
         op[kept].astype(np.int64),
