@@ -20,7 +20,6 @@ from aorta.account.cause import (
     WIDEST,
     Cause,
     CauseKind,
-    CodeLine,
     ratio_interval,
 )
 from aorta.account.judge.alike import is_whole_trace
@@ -626,7 +625,7 @@ class Worth:
             return None, self.why_no_interval
         half = max(self.interval_ms[1] - self.ms, self.ms - self.interval_ms[0])
         interval = ratio_interval(self.ms, half, most_ms, more_ms, errors)
-        interval = interval and (min(low * self.ms, interval[0]), interval[1])
+        interval = interval and (low * interval[0], interval[1])
         return interval, "" if interval else "the loss differs too much from step to step for an interval"
 
     @property
@@ -790,8 +789,11 @@ def cause_of(
         min(max(room.most_ms, value.ms + (0.0 if is_of_kernels else finding.more_ms)), waited_ms),
         goes_too_ms + finding.more_ms + beside_ms,
         (less, more),
-        1.0 if is_of_kernels else _least_part(finding, sampled),
+        1.0 if is_of_kernels else float(finding.facts.get("least_part", 1.0)),
     )
+    if interval and finding.kind == "synchronisation" and sampled is not None and sampled.num_samples:
+        # Or as long as the thread was seen in their line, where a device idles behind waits for it.
+        interval = min(interval[0], value.ms * sampled.ms / finding.mean_ms), interval[1]
     if finding.facts.get("is_least"):
         interval, why_no_interval = None, f"{LEAST}: what new memory costs is not known"
     if finding.facts.get("is_most"):
@@ -824,14 +826,6 @@ def cause_of(
         global_step=global_step,
         at_ms=at_ms,
     )
-
-
-def _least_part(finding: CauseFinding, line: CodeLine | None) -> float:
-    """Of a loss: what is known of it, or, where a device idles behind waits for it, as the thread was seen in
-    their line."""
-    if finding.kind == "synchronisation" and line is not None and line.num_samples:
-        return min(line.ms / finding.mean_ms, 1.0)
-    return float(finding.facts.get("least_part", 1.0))
 
 
 def _least_share(rule: CauseRule, finding: CauseFinding, judged: Run) -> float:

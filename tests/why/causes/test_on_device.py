@@ -495,8 +495,10 @@ def test_kernels_that_an_index_leads_are_not_said_to_be_joined_by_compile(tmp_pa
 @pytest.mark.parametrize(
     ("gemm_ms", "kind", "ms", "told"),
     [
-        pytest.param(4.0, "imbalance", 9.0, "those of gemm take as long on all", id="more-work"),
-        pytest.param(10.0, "late_rank", 18.0, "compute: 32", id="maybe-a-slower-device"),
+        pytest.param((4.0, 4.0), "imbalance", 9.0, "those of gemm take as long on all", id="more-work"),
+        pytest.param((0.4, 0.4), "imbalance", 9.0, "those of gemm take as long on all", id="much-more-work"),
+        pytest.param((0.1, 0.1), "late_rank", 18.0, "compute: 32", id="nothing-else-to-compare"),
+        pytest.param((10.0, 4.0), "late_rank", 18.0, "compute: 32", id="maybe-a-slower-device"),
     ],
 )
 def test_of_a_rank_that_computes_longer_equal_work_saves_what_is_beyond_the_mean(
@@ -507,7 +509,7 @@ def test_of_a_rank_that_computes_longer_equal_work_saves_what_is_beyond_the_mean
 
     def make(rank, step, noise):
         own_ms = 18.0 * (rank == 0) * noise.gauss(1, 0.01)
-        classes = {"gemm": (gemm_ms if rank == 0 else 4.0, 26), "elementwise": (10.0 + own_ms, 60)}
+        classes = {"gemm": (gemm_ms[rank], 26), "elementwise": (10.0 + own_ms, 60)}
         kernels = KernelSums(num_kernels=86, classes=classes)
         return Host().work(14.0 + own_ms).comm(2.0 + 18.0 * (rank == 1)), used(45.0) | {"kernels": kernels}
 

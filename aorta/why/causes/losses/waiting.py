@@ -65,7 +65,7 @@ WAITS = 0.05
 STEADY = 0.7
 """Of the largest leads of such a host, all but the tenths at both ends, that the smallest one is."""
 AS_LONG, LEAST_OF_KERNELS = 1.1, 0.02
-"""Time of a class of kernels over that of other ranks, up to which they are as fast there; of a late rank's
+"""Time of a class of kernels over that of other ranks, up to which they are as fast there; of those ranks'
 kernels, that a class must have to tell."""
 UNEQUAL = 1.1
 """Bytes of a rank's all_to_all over the mean of the ranks; passes of a late rank over those of the others."""
@@ -359,7 +359,7 @@ def _uneven_work(judged: Run, late: Lateness) -> str | None:
     where all are, or nothing tells."""
     names = [name for name in operations(judged.metrics, TIME) if name != "communication"]
     own = {name: _of_rank(judged.values(of_operation(TIME, name)), late) for name in names}
-    least_ms = LEAST_OF_KERNELS * sum(mine for mine, _ in own.values())
+    least_ms = LEAST_OF_KERNELS * sum(others for _, others in own.values())
     alike = [name for name, (mine, others) in own.items() if least_ms < others and mine < AS_LONG * others]
     longest = max(own, key=lambda name: own[name][0] - own[name][1], default="")
     if not alike:
