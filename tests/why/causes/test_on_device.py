@@ -1039,8 +1039,30 @@ def test_convolutions_in_fp32_have_a_switch_of_their_own(monkeypatch, other, op)
 
 
 def test_convolutions_that_copy_their_inputs_into_columns():
+    """All of the copies, and 0.7 of the products."""
     kernels = {"im2col_kernel": 5.0, "col2im_batched_kernel": 3.0, "nvjet_sm90_tst": 6.0}
-    assert needless(kernels, classes={"kernel_ms.gemm": 6.0}) == [("columns", 8.0)]
+    assert needless(kernels, classes={"kernel_ms.gemm": 6.0}) == [("columns", pytest.approx(8.0 + 4.2))]
+
+
+@pytest.mark.parametrize(
+    ("frame", "remedy"), [("packs", "leave save_on_cpu() out"), ("model", "let what needs")]
+)
+def test_copies_of_save_on_cpu_have_a_remedy_of_their_own(tmp_path, frame, remedy):
+    sums = KernelSums(num_kernels=1, classes={"gemm": (28.0, 1)}, copies={"device_to_pageable": 12.0})
+
+    def make(rank, step, noise):
+        host = Host().work(28.0 * noise.gauss(1, 0.01)).comm(2.0)
+        host.spans.append(Span(host.at, host.at + 12.0, Kind.COPY))
+        host.at += 12.0
+        return host, KERNELS | {"kernels": sums}
+
+    folder = run_of(tmp_path / "run", make, steps=STEPS)
+    for rank in (0, 1):
+        write_stacks(folder, rank, (frame, "forward", "runs", 12.0), COMMON, steps=STEPS)
+    (found,) = (one for one in causes(judge(load_run(folder, "run"), 1)) if one.kind == "copy")
+    assert found.change.startswith(remedy)
+    if frame == "packs":
+        assert found.line.text == "Net.forward(), train.py:40"
 
 
 def test_copies_into_another_layout_are_those_that_the_program_asks_for():

@@ -21,6 +21,8 @@ HELD_UP = 0.9
 """Of a step: where the host takes as long in its shortest ones, it was held up in all of them, or never."""
 MOSTLY_IDLE = 0.4
 """Of a step, that the device has nothing to do, from which on the host is never held up."""
+OF_LAUNCHES = ("columns",)
+"""Operations that are launched for one image after the other: the host is spared as much."""
 READS = ("item", "tolist", "cpu", "numpy")
 """Methods of tensors."""
 FEWEST = 8
@@ -79,7 +81,8 @@ def within_host_needs(judged: Run, account: Account, losses: list[CauseFinding])
     needs = host_needs(judged, account)
     for finding in losses:
         of_device = finding.mean_ms
-        if needs is not None and finding.kind == "compute" and needs.need_ms is None:
+        is_held_up = needs is not None and needs.need_ms is None
+        if is_held_up and finding.kind == "compute" and finding.facts.get("op") not in OF_LAUNCHES:
             finding.facts["is_most"] = True
             finding.evidence.append(
                 "the device is spared that, and a step may gain less: its host waits for the device in every"

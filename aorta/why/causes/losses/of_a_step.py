@@ -4,6 +4,7 @@ A step's loss is waiting for ranks, exposed transfer, what all ranks spend on th
 for), and compute at a low clock. What one rank alone spends on the host is in the waiting of the others.
 """
 
+from collections import Counter
 from collections.abc import Iterator
 
 import numpy as np
@@ -13,7 +14,7 @@ from aorta.account.cause import CauseKind
 from aorta.account.judge.cells import LARGE_SHARE, Account
 from aorta.account.judge.occasional import Occasions, are_alike, occasions, without_traces
 from aorta.account.judge.overhead import slower_launches
-from aorta.account.judge.stacks import in_modules
+from aorta.account.judge.stacks import FEWEST, in_modules, innermost, samples_of_ranks
 from aorta.account.load.rank.kernels import COPY_TIME, COUNT
 from aorta.account.metrics import of_operation, operations
 from aorta.account.model import Run
@@ -153,6 +154,8 @@ def findings(
     for finding in losses:
         if finding.kind == "copy":
             finding.facts |= _copied(judged, finding.mean_ms) | {"op": None}
+        if finding.kind in ("copy", "synchronisation"):
+            finding.facts |= _saved_on_cpu(judged)
         if finding.kind == "optimizer":
             finding.facts |= _offloaded(judged)
         finding.slow_steps = slow if finding.kind in SEEN else None
@@ -401,6 +404,16 @@ def _copied(judged: Run, ms: float) -> dict[str, object]:
         "source": COPIED.get(source, source),
         "target": COPIED.get(target, target),
     }
+
+
+def _saved_on_cpu(judged: Run) -> dict[str, object]:
+    """Where samples show save_on_cpu() of torch: it copies what a backward pass needs to the CPU and back."""
+    for one in samples_of_ranks(judged.whole or judged)[:1]:
+        is_there = one.is_judged & one.leaf_is(lambda leaf: leaf.function.startswith("save_on_cpu."))
+        if is_there.sum() >= FEWEST:
+            lines = Counter(innermost(stack.frames) for stack in one.chosen(is_there))
+            return {"op": "saved", "at": lines.most_common(1)[0][0]}
+    return {}
 
 
 def _offloaded(judged: Run) -> dict[str, object]:
