@@ -377,8 +377,8 @@ LIBRARIES = ("fsdp2", "fsdp1", "ddp", "gloo", "compile", "pipeline", "inference"
 COMPILED = re.compile(r"triton_(poi|red|per|tem|for)_")
 """Kernels that inductor generates; a program's own Triton kernels have other names."""
 FUSED_KERNELS = re.compile(r"Fused(Adam|Adagrad|Sgd|SGD|Optimizer)|multi_tensor_adam")
-STACKS = (*LIBRARIES, *PROGRAM)
-"""What a rule may ask for: libraries that are used, and what the program has set."""
+STACKS = (*LIBRARIES, "on_device", *PROGRAM)
+"""What a rule may ask for: libraries that are used, that a device computes, and what the program has set."""
 
 
 def stack_of(run: Run) -> frozenset[str]:
@@ -401,6 +401,8 @@ def stack_of(run: Run) -> frozenset[str]:
     names |= program_of(record)[0] | told_by_kernels(operations(run.metrics, NAME_TIME))
     if run.source == "host":  # there torch takes one tensor at a time unless it is asked for more
         names = names - {"foreach_off"} | {"gloo"}
+    else:
+        names.add("on_device")
     return frozenset(names)
 
 
