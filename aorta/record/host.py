@@ -14,7 +14,6 @@ import time
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from pathlib import Path
 from threading import get_native_id
 from time import monotonic_ns
 from types import FrameType
@@ -32,7 +31,7 @@ from aorta.device.backend import accelerator
 from aorta.record.interception.replaced import uncompiled
 from aorta.record.journal import Journal
 from aorta.record.phase_memory import BACKWARD, FORWARD, OPTIMIZER, PhaseMemory
-from aorta.records.libraries import program_frame
+from aorta.records.libraries import OWN, library_of, program_frame
 from aorta.records.schema import HostKind, Phase
 from aorta.steps.notes import CollectiveCall, HostNote, RecordedStep
 
@@ -69,8 +68,7 @@ PHASES: dict[str, Phase] = {"data": "data", "backward": "backward", "optimizer":
 """The phase that a host note of this kind makes; what lies between them is told by the last backward pass."""
 SCHEDSTAT = "/proc/thread-self/schedstat"
 """Linux: ns on a core, ns ready without a core, and time slices of the thread that reads it."""
-_TORCH = str(Path(torch.__file__).parent)
-_RECORDER = str(Path(__file__).parent)
+_PASSED_OVER = ("torch", OWN)
 _MISSING: Any = object()
 Function = Callable[..., Any]
 Replacement = tuple[Any, str, Any, Any]
@@ -372,13 +370,14 @@ def _program_place(name: str) -> str:
 
 
 def caller() -> str:
-    """Return the innermost place that is neither torch's nor the recorder's: 'train.py:88'."""
+    """Return the innermost place that is neither torch's nor aorta's: 'train.py:88'."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         path = frame.f_code.co_filename
         name = _file_names.get(path)
         if name is None:
-            name = "" if path.startswith((_TORCH, _RECORDER, "<")) else os.path.basename(path)
+            is_passed_over = path.startswith("<") or library_of(path) in _PASSED_OVER
+            name = "" if is_passed_over else os.path.basename(path)
             if len(_file_names) < MOST_FILES:
                 _file_names[path] = name
         if name:

@@ -216,7 +216,8 @@ def test_phases_of_calls_follow_what_the_host_did():
 
 
 @pytest.mark.parametrize(
-    ("path", "place"), [("training/trainer.py", "trainer.py:1"), ("record/host.py", __file__)]
+    ("path", "place"),
+    [("training/trainer.py", "trainer.py:1"), ("record/host.py", __file__), ("attach/flops.py", __file__)],
 )
 def test_a_place_is_the_programs_or_aortas_own_loops(path: str, place: str) -> None:
     names: dict[str, Any] = {"caller": caller}
