@@ -15,6 +15,7 @@ from aorta.records.schema import GPU_KINDS, RunRecord
 from aorta.records.stacks import StackFrame
 from aorta.timeline.collective import POINT_TO_POINT
 from aorta.timeline.types import TRACE_SOURCES
+from aorta.why.causes.source import pieces_of_run
 
 PROGRAM = (
     *("workers_0", "workers", "workers_new", "pinned", "buckets_small", "no_buffers", "bucket_view"),
@@ -115,15 +116,17 @@ def without_in_force(change: str, names: frozenset[str]) -> str:
 
 
 def settings_text(effects: Mapping[str, str], judged: Run) -> str:
-    """'leave NCCL_P2P_DISABLE=1 out of the environment (...); ' of those that are set; '' of none."""
-    environment = _environment(judged)
+    """'leave NCCL_P2P_DISABLE=1 out of the environment (set in train.py:9), where ...; ' of those set;
+    '' of none."""
+    environment, found = _environment(judged), []
     if judged.source == "host":
         environment = {name: value for name, value in environment.items() if not name.startswith("NCCL_")}
-    found = [
-        f"leave {setting} out of the environment, where nothing needs it: {effect}; "
-        for setting, effect in effects.items()
-        if environment.get(setting.partition("=")[0], "").upper() == setting.partition("=")[2]
-    ]
+    for setting, effect in effects.items():
+        name, _, value = setting.partition("=")
+        if environment.get(name, "").upper() == value:
+            lines = [one.at.text for one in pieces_of_run(judged) if name in one.text]
+            at = f" (set in {lines[0]})" if len({*lines}) == 1 else ""
+            found.append(f"leave {setting} out of the environment{at}, where nothing needs it: {effect}; ")
     return "".join(found)
 
 

@@ -832,6 +832,8 @@ def _least_share(rule: CauseRule, finding: CauseFinding, judged: Run) -> float:
     """Part of the step from which on it is named."""
     if finding.facts.get("is_proven") and rule.least_share_proven is not None:
         return rule.least_share_proven
+    if rule.least_share_set is not None and settings_text(rule.settings, judged):
+        return rule.least_share_set
     on_cpu = judged.source == "host"
     for name in ("moves", "op"):
         value = str(finding.facts.get(name))

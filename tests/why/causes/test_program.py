@@ -9,6 +9,7 @@ import pytest
 from aorta.account.judge.judged import judge
 from aorta.account.load.open import load_run
 from aorta.records.schema import CallSite, CallSites
+from aorta.why.causes import program as program_module
 from aorta.why.causes.program import (
     OFFERS,
     STACKS,
@@ -163,10 +164,37 @@ def test_ddps_option_is_called_as_the_runs_torch_calls_it(tmp_path, torch, optio
         ("host", {"TORCH_DISTRIBUTED_DEBUG": "detail"}, "leave TORCH_DISTRIBUTED_DEBUG=DETAIL out"),
     ],
 )
-def test_what_slows_a_loss_down_in_the_environment_is_said_before_its_remedy(source, environment, text):
+def test_what_slows_a_loss_down_in_the_environment_is_said_before_its_remedy(
+    monkeypatch, source, environment, text
+):
+    monkeypatch.setattr(program_module, "pieces_of_run", lambda judged: [])
     run = SimpleNamespace(source=source, record=SimpleNamespace(environment=environment))
     assert settings_text(rules()["transfer"].settings, run).startswith(text)
     assert bool(settings_text(rules()["transfer"].settings, run)) == bool(text)
+
+
+@pytest.mark.parametrize("value", ["0", "1"])
+def test_a_setting_that_slows_transfers_down_is_named_from_a_smaller_share_with_its_line(tmp_path, value):
+    """4 of 40 ms, which gradients may take otherwise."""
+    path = tmp_path / "train.py"
+    path.write_text(f'import os\n\nos.environ["NCCL_P2P_DISABLE"] = "{value}"\n')
+    record = run_record(
+        2, program={"wrappers": [DDP | {"times": 1}]}, environment={"NCCL_P2P_DISABLE": value},
+        command=[str(path)], started_unix_ns=2**62,
+    )  # fmt: skip
+
+    def make(rank, step, noise):
+        host = Host().work(36.0 * noise.gauss(1, 0.01))
+        return host.comm(8.0, size=64 << 20, start=host.at - 4).idle(4.0), {"source": "kernels"}
+
+    named = causes(judge(load_run(run_of(tmp_path / "run", make, record), "run")))
+    found = [one for one in named if one.kind == "transfer"]
+    assert len(found) == (value == "1")
+    for one in found:
+        assert one.change.startswith(
+            "leave NCCL_P2P_DISABLE=1 out of the environment (set in train.py:3), where"
+        )
+        assert any("64.0 MiB of all_reduce a step move at up to 8.4" in text for text in one.evidence)
 
 
 def test_objects_that_are_sent_in_every_step_are_named_with_what_to_send_instead(tmp_path):

@@ -195,6 +195,9 @@ def _facts_of(
     """Of the operation of these that is exposed longest."""
     facts = _largest(judged, details, ops)
     op = str(facts["op"])
+    rates = [row.busbw_gb_s for row in judged.collective_rows if row.op == op and row.busbw_gb_s]
+    if rates and (moved_bytes := judged.mean_of(of_operation("bytes", op))):
+        facts |= {"rate": max(rates), "moved_bytes": moved_bytes}
     facts |= {
         "kind_of_loss": "transfer" if exposed.is_split else "communication",
         "moves": moves_of(judged, op),

@@ -47,6 +47,8 @@ class CauseRule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     least_share_proven: float | None = None
     """Instead of all three, where records prove that the loss need not be: gradients that are reduced several
     times between two updates, communication of devices of which nothing is hidden."""
+    least_share_set: float | None = None
+    """Instead of all these but the last, where one of `settings` is set, which makes the loss larger."""
     needs_interval: bool = True
     """Whether the loss must be sure: its interval, or four of five steps, above half of least_share. Not
     where the program was seen to do it."""
