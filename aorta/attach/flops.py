@@ -37,7 +37,7 @@ from aorta.attach.meta_copies import (
     num_ranks_sharing,
     without_data,
 )
-from aorta.attach.needless_batches import FrozenModules, NeedlessBatches
+from aorta.attach.needless_batches import FrozenModules, NeedlessBatches, unwrapped
 from aorta.attach.needless_operators import Table
 from aorta.attach.operators_by_line import ALIGNED
 from aorta.records.libraries import OWN, PYTHON, library_of
@@ -196,7 +196,7 @@ class ModelCalls:
                 calls._note_cast(self)
                 return original(self, *args, **named)
             # In a backward pass modules are called again, for what was not kept.
-            if torch._C._current_graph_task_id() != -1:
+            if torch._C._current_graph_task_id() != -1 or _hands_on(self):
                 return original(self, *args, **named)
             note = calls._note if torch.is_grad_enabled() else calls._note_quiet
             if not note(self, args, named):
@@ -578,6 +578,18 @@ def _size(module: Module, leaves: Iterable[Any]) -> tuple[int, int, int]:
     is_table = first.dim() == 2 and first.dtype in (torch.int64, torch.int32)
     num_tables = sum(isinstance(one, torch.nn.Embedding) for one in module.modules()) if is_table else 0
     return first.shape[0], first.numel() if 0 < num_tables < first.shape[1] else 0, first.numel()
+
+
+def _hands_on(module: Module) -> bool:
+    """Whether its forward is Lightning's for the moment, by which a training step goes through DDP and calls
+    the model within. It is a function; one that is bound is the model's own, put back."""
+    with suppress(Exception):
+        forward = vars(unwrapped(module)).get("forward")
+        of_lightning = str(getattr(forward, "__module__", "")).startswith(
+            ("lightning.", "pytorch_lightning.")
+        )
+        return of_lightning and not hasattr(forward, "__self__")
+    return False
 
 
 def _shape_text(leaf: Any) -> str:

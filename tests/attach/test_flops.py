@@ -796,6 +796,32 @@ def test_a_batch_that_goes_forward_once_more_for_nothing_that_trains(form):
     assert not found or calls.work.twice_at.function == "measured"
 
 
+@pytest.mark.parametrize("of", ["lightning.fabric", "the model", "another"])
+def test_a_step_that_goes_through_forward_and_calls_the_model_within(of):
+    """As Lightning sends it through DDP. A forward of others is noted as the model's own."""
+    model = Probe()
+    optimizer, calls, own = torch.optim.SGD(model.parameters(), 0.1), ModelCalls(), model.forward
+
+    def step_instead(x):
+        model.forward = own
+        loss = model(x).sum()
+        measured(model, x)
+        return loss
+
+    step_instead.__module__ = of
+    for step in range(3):
+        x = torch.zeros(S, D)
+        calls.begin_step([optimizer], step)
+        model.forward = own if of == "the model" else step_instead
+        model(x).sum().backward()
+        calls.end_step()
+    flops, _ = calls.count()
+    assert (
+        flops == 8 * PRODUCT
+    )  # three products forward and twice backward, but that the input has no gradient
+    assert calls.work.twice == (3 * PRODUCT if of == "lightning.fabric" else 0)
+
+
 @pytest.mark.parametrize(
     ("again", "is_one"),
     [
