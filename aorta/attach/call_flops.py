@@ -66,20 +66,22 @@ def count_of(
 
     taken: by place among its outputs, the part of the entries that the loss takes. parts_counted: as of
     NeedlessOperators. is_cached: within parametrize.cached()."""
-    by_line = OperatorsByLine(model, count_of.__code__)
-    watched = _Watched(NeedlessOperators(constant, fuses, parts_counted), by_line)
-    again = _Again(watched)
-    states, handles = (random.getstate(), torch.get_rng_state()), again.watch(model)
     constant = [*constant]
     for one in (*constant, *tree_leaves((args, named))):  # what fills up in later steps is none
         with suppress(Exception):  # of torch.func, whose count is none any more
             one.part_full = float(one.num_full) / one.numel() or 1.0  # nothing but zeros: not filled yet
+    by_line = OperatorsByLine(model, count_of.__code__)
+    one_type = OneType()
+    needless = NeedlessOperators(constant, fuses, parts_counted, lambda: one_type.is_told_causal)
+    watched = _Watched(needless, by_line)
+    again = _Again(watched)
+    states, handles = (random.getstate(), torch.get_rng_state()), again.watch(model)
     try:
         quiet = torch.autograd.set_detect_anomaly(False)  # else it warns of values that a copy has not
         with (
             quiet,
             torch.enable_grad(),
-            OneType(),
+            one_type,
             torch.device("meta"),
             _without_autocast(watched),
             _cached(model) if is_cached else nullcontext(),
@@ -101,7 +103,6 @@ def count_of(
             handle.remove()
         by_line.ended()
     flops = watched.flops - again.flops.total()
-    needless = watched.needless
     num_bytes = watched.num_bytes - needless.bytes_left_out
     of_wide = watched.fp64, watched.fp32
     of_bytes = num_bytes, again.num_bytes

@@ -58,7 +58,7 @@ SEEN_BEFORE = 0.05
 """Of the rows of the steps that were noted, which are few of those of an epoch."""
 OF_OPERATORS = (
     *("scores_bytes", "grown_bytes", "unchanged", "unchanged_bytes", "one_hot", "one_hot_bytes"),
-    *("zeros", "unused", "merged", "hoisted", "hoisted_bytes"),
+    *("zeros", "unused", "merged", "hoisted", "hoisted_bytes", "attention", "causal"),
 )
 """Of NeedlessOperators, by line, as WorkOfStep calls them."""
 MOST_LINES = 64

@@ -142,7 +142,8 @@ def without_data(tensor: torch.Tensor) -> torch.Tensor:
 def _note_zeros(tensor: torch.Tensor, made: Any) -> None:
     """Of a matrix how many entries are not zero, which stays on its device until the end. Of a plain tensor
     alone, as in NeedlessBatches.is_table."""
-    is_matrix = tensor.dim() > 1 and min(tensor.shape[-2:]) >= LEAST_ROWS and tensor.is_floating_point()
+    is_of_floats = tensor.is_floating_point() or tensor.dtype == torch.bool  # such as a mask
+    is_matrix = tensor.dim() > 1 and min(tensor.shape[-2:]) >= LEAST_ROWS and is_of_floats
     is_matrix = is_matrix and tensor.numel() <= MOST_ENTRIES
     devices = backend_of(tensor.device)
     if is_matrix and type(tensor) is torch.Tensor and not (devices.is_device and devices.is_capturing()):

@@ -5,6 +5,7 @@ a table that get a gradient and are not read; what torch.cat copies again in a l
 rows of one 1, with matrices of zeros, and those of which a part is read.
 """
 
+import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from types import MappingProxyType
@@ -38,6 +39,9 @@ MERGED = 4
 OF_FUSED_SCORES = "_safe_softmax"
 """What scaled_dot_product_attention is taken apart into where there is no data."""
 
+FILLED = re.compile("(new_)?(zeros|ones|full)(_like)?$")
+KEEPS_CAUSAL = re.compile("(where|eq|ne|logical_not|bitwise_not|masked_fill|_to_copy|mul|clone|rsub)$")
+"""Operators on one mask."""
 Shape = tuple[int, frozenset[int]]
 """Entries of a tensor, and its last two dimensions in any order."""
 
@@ -87,6 +91,13 @@ class _OfWeights(NamedTuple):
     """Parameters by id: their entries, and whether they train."""
 
 
+def _is_half_full(one: torch.Tensor) -> bool:
+    """As a mask is that leaves out what comes later, with the diagonal or without."""
+    num = one.shape[-1] if one.dim() > 1 and one.shape[-1] == one.shape[-2] > 1 else 0
+    part = getattr(one, "part_full", 1.0)
+    return num > 0 and any(abs(2 * num * part - num - beside) < 1e-6 * num for beside in (-1, 1))
+
+
 class NeedlessOperators:
     """Of one call of a model, forward and backward."""
 
@@ -95,10 +106,12 @@ class NeedlessOperators:
         constant: Iterable[torch.Tensor],
         is_fused: bool,
         parts_counted: Mapping[torch.Size, float] = MappingProxyType({}),
+        is_told_causal: Callable[[], bool] = lambda: False,
     ) -> None:
         """constant: what the model holds or is called with, and is the same in every step. is_fused: torch
         may take a fused kernel for scaled_dot_product_attention. parts_counted: of the targets of losses, by
-        the shape of what they are given."""
+        the shape of what they are given. is_told_causal: so was the call of attention that is seen."""
+        self._is_told_causal = is_told_causal
         self._parts_counted = parts_counted
         self._normalized: set[int] = set()
         """Storages whose rows add up to 1: all of a product is read, but by a loss that leaves rows out."""
@@ -126,6 +139,12 @@ class NeedlessOperators:
         """Results of torch.cat that nothing has read yet, by storage, and their lines."""
         self._products_read: dict[int, _Product] = {}
         """By storage."""
+        self._filled: dict[int, torch.Tensor] = {}
+        """Of one value, by storage."""
+        self._causal = {one.untyped_storage()._cdata: one for one in constant if _is_half_full(one)}
+        """Masks that leave out what comes later, by storage, and scores that they were added to."""
+        self.attention, self.causal = Counter[StackFrame | None](), Counter[StackFrame | None]()
+        """Calls of scaled_dot_product_attention, and those with such a mask, by line."""
         self._full: dict[int, tuple[torch.Tensor, float]] = {}
         """Matrices of nearly nothing but zeros, by storage, and the part that is not."""
         self._zeros_at: dict[int, StackFrame | None] = {}
@@ -166,6 +185,7 @@ class NeedlessOperators:
         at = line() if any(work) else None
         name = func._overloadpacket.__name__
         self._see_zeros(name, given, result, work[0], at)
+        self._see_causal(name, given, result, line)
         self.see_bytes(given, result, work[1], work[0])
         self._see_read(name, given, result, work, at)
         num_bytes = sum(one.nbytes for one in (*given, *tensors_in(result)))
@@ -299,6 +319,30 @@ class NeedlessOperators:
                 self._full[result.untyped_storage()._cdata] = result, self._full[key][1]
             if flops and key in self._full:
                 self._zeros_at.setdefault(key, at)
+
+    def _see_causal(
+        self, name: str, given: list[torch.Tensor], result: Any, line: Callable[[], StackFrame | None]
+    ) -> None:
+        if not isinstance(result, torch.Tensor) or result.dim() < 2:
+            return
+        key = result.untyped_storage()._cdata
+        of = {
+            (storage := one.untyped_storage()._cdata): storage in self._causal for one in given if one.dim()
+        }
+        if FILLED.match(name):
+            self._filled[key] = result
+        is_square = result.shape[-1] == result.shape[-2] > 1
+        is_made = name in ("tril", "triu") and of.keys() <= self._filled.keys()
+        is_made |= name in ("ge", "le", "gt", "lt") and len(given) == 2 and of.keys() <= self._numbers.keys()
+        others = {one for one, is_mask in of.items() if not is_mask}
+        is_kept = KEEPS_CAUSAL.match(name) is not None and others <= self._filled.keys()
+        is_kept |= name == "add" and others <= self._products_read.keys()
+        if is_square and (is_made or (is_kept and len(others) < len(of))):
+            self._causal[key] = result
+        if name == OF_FUSED_SCORES and self._is_fused:
+            at = line()
+            self.attention[at] += 1
+            self.causal[at] += len(others) < len(of) and not self._is_told_causal()
 
     def _times_made(self, line: StackFrame | None) -> int:
         return max((len(made) for (at, _), made in self._used.items() if at == line), default=1)

@@ -71,8 +71,13 @@ class OneType(TorchFunctionMode):
     """Calls once more in one type what refuses floats of several, as autocast would have cast them: it is
     off, and a model may cast by itself what autocast gives the type to elsewhere (a mask of attention)."""
 
+    is_told_causal = False
+    """The last call of scaled_dot_product_attention, which makes a mask of that where there is no data."""
+
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        if func is torch.nn.functional.scaled_dot_product_attention:
+            self.is_told_causal = bool(kwargs.get("is_causal", args[5:6] == (True,)))
         try:
             return func(*args, **kwargs)
         except RuntimeError:

@@ -543,6 +543,12 @@ class WorkOfStep(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     scores_at: StackFrame | None = None
     scores_num: int = 0
     """Layers of the model that has most of them: times that one call makes weights of such scores."""
+    attention: float = 0.0
+    """Calls of scaled_dot_product_attention; of these, with a mask that leaves out what comes later, and no
+    more: is_causal=True says it."""
+    attention_at: StackFrame | None = None
+    causal: float = 0.0
+    causal_at: StackFrame | None = None
     one_hot: float = 0.0
     """Of `flops`, and of `bytes`: products with rows of one 1, which look rows of a matrix up."""
     one_hot_bytes: float = 0.0

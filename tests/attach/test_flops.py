@@ -356,6 +356,44 @@ def test_the_largest_products_whose_rows_begin_anywhere(words, dtype, precision,
     assert work.odd_length == (words if is_odd else 0)
 
 
+class MaskedScores(nn.Module):
+    def __init__(self, form):
+        super().__init__()
+        self.form, self.inner = form, nn.Linear(D, D)
+        self.register_buffer("mask", torch.ones(2 * S, 2 * S, dtype=torch.bool).tril(), persistent=False)
+        self.register_buffer("other", torch.rand(S, S) > 0.5)
+
+    def forward(self, x):
+        y = self.inner(x)[:, None]
+        ones, places = torch.ones(S, S, dtype=torch.bool), torch.arange(S)
+        mask = {
+            "tril": lambda: ones.tril(),
+            "added": lambda: torch.zeros(S, S).masked_fill(~ones.tril(), float("-inf")),
+            "triu": lambda: torch.full((S, S), float("-inf")).triu(1),
+            "places": lambda: places[:, None] >= places[None],
+            "held": lambda: self.mask[:S, :S],
+            "with padding": lambda: ones.tril() & (x[:, None, None, :, 0] != 9),
+            "another": lambda: self.other,
+            "none": lambda: None,
+        }[self.form]()
+        return F.scaled_dot_product_attention(y, y, y, attn_mask=mask, is_causal=mask is None)
+
+
+@pytest.mark.parametrize(
+    ("form", "is_causal"),
+    [
+        *((form, True) for form in ("tril", "added", "triu", "places", "held")),
+        *((form, False) for form in ("with padding", "another", "none")),
+    ],
+)
+def test_a_mask_that_is_causal_says(form, is_causal):
+    torch.manual_seed(3)
+    model, x = MaskedScores(form), torch.zeros(2, S, D)
+    work = worked(model, torch.optim.SGD(model.parameters(), 0.1), lambda: model(x))
+    assert (work.attention, work.causal) == (1, is_causal)
+    assert work.causal_at is None or work.causal_at.function.startswith("MaskedScores.forward")
+
+
 def test_rows_of_a_convolution_are_channels():
     """Not its 3 columns, at which its kernel begins anew."""
     model = nn.Sequential(nn.Conv2d(8, 16, 3), nn.Conv2d(16, 16, 3)).bfloat16()
