@@ -6,7 +6,7 @@ from typing import Literal
 import msgspec
 
 from aorta.account.numbers import number, percent, quantity
-from aorta.records.stacks import Doing
+from aorta.records.stacks import Does
 
 CauseKind = Literal[
     "compute",  # kernels of the model itself; on a CPU, a loop over operators that hardly compute
@@ -70,7 +70,7 @@ class CodeLine(msgspec.Struct, frozen=True, kw_only=True):
     """The line of another function of the program that called this one, in such words; '' where none did."""
     calls: str = ""
     """The library's function in which it is there: 'sleep of time'; '' where it is in none."""
-    doing: Doing = "runs"
+    doing: Does = "runs"
     """What the thread did in most of it."""
     ms: float = 0.0
     """Of the mean step, in this function, as sampled."""

@@ -126,7 +126,7 @@ def _phase_table(dataset: Dataset, report: Report) -> Markup | None:
             cell(row.share, text=percent(row.share)),
             tag("td", rank_range(row), class_="num") if several else None,
             cell(None if row.bytes is None else row.bytes / 2**20) if has_bytes else None,
-            tag("td", "" if row.line is None else row.line.text),
+            tag("td", row.at),
         )
         for row in rows
     ]

@@ -237,7 +237,7 @@ def phase_rows(dataset: Dataset) -> list[tuple[str, ...]]:
     for row in rows:
         cells = row.title, _ms(row.ms), percent(row.share), rank_range(row) if several else ""
         memory = ("" if row.bytes is None else byte_text(row.bytes),) if has_bytes else ()
-        found.append((*cells, *memory, "" if row.line is None else row.line.text))
+        found.append((*cells, *memory, row.at))
     return found
 
 

@@ -27,6 +27,8 @@ STACK_PHASES: tuple[StackPhase, ...] = get_args(StackPhase)
 sample. communication: a call of torch.distributed that the program, or a library, makes outside of the
 others. evaluation: whatever goes on in one, or in a pause that was announced."""
 Doing = Literal["runs", "ready", "sleeps", "locked_out"]
+Does = Doing | Literal["waits"]
+"""And by the account: waits for a device that is busy."""
 DOING: tuple[Doing, ...] = get_args(Doing)
 """ready: to run, but others have the cores. sleeps: a system call, a lock, another thread. locked_out: waits
 for the interpreter's lock, which another thread holds; the stack is that thread's."""

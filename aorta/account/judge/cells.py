@@ -76,6 +76,8 @@ HOST_ORDER = ("garbage_collection", "checkpoint", "data", "pause", "optimizer", 
 """Of idle time, the first that holds has it; synchronisation, blocked, core taken and launches follow."""
 LOSSES = tuple(name for name, cell in CELLS.items() if cell.group not in ("work", "unknown"))
 IDLE_CELLS = tuple(name for name, cell in CELLS.items() if cell.group == "host")
+BUSY = 0.9
+"""Of a step, from which on a device is."""
 EXPOSED_CELLS = ("transfer", "wait", "communication")
 HOST_PARTS = ("garbage_collection", "checkpoint", "data", "pause")
 """Kinds of spans of the host that are losses as a whole."""
@@ -316,6 +318,12 @@ def account_of(judged: Run) -> Account:
         reasons=reasons,
         contradiction=reasons["compute"] if wrong is not None else "",
     )
+
+
+def is_device_busy(judged: Run) -> bool:
+    """For so much of a step that who waits for it waits for its work, and loses nothing."""
+    account = account_of(judged)
+    return account.on_device and account.share("compute", "hidden", *EXPOSED_CELLS) >= BUSY
 
 
 class Host:

@@ -111,8 +111,7 @@ def _phases(sides: Sequence[Dataset], change: Change) -> list[PhaseChange]:
     for phase in PHASES:
         if any(phase in side for side in rows):
             part = change.part(phase, [_share(side, phase) for side in series])
-            lines = [side[phase].line for side in rows[::-1] if phase in side]
-            text = next((line.text for line in lines if line is not None), "")
+            text = next((row.at for side in rows[::-1] if (row := side.get(phase)) and row.at), "")
             found.append(PhaseChange(TITLES[phase], part, text))
     return found
 

@@ -3,13 +3,14 @@
 from dataclasses import dataclass, replace
 from itertools import takewhile
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from aorta.account.cause import CodeLine
-from aorta.account.judge.cells import account_of
+from aorta.account.judge.cells import account_of, is_device_busy
 from aorta.account.judge.profiles import sampled_ranks
-from aorta.account.judge.stacks import Samples, heaviest, is_a_loss, samples_of
+from aorta.account.judge.stacks import Samples, heaviest, is_a_loss, is_a_wait, samples_of
 from aorta.account.load.rank.phases import BYTES, PHASES, PREFIX, STEP
 from aorta.account.model import Run, once_of_run
 from aorta.account.numbers import counted, quantity
@@ -64,10 +65,16 @@ class PhaseRow:
         return TITLES[self.phase]
 
     @property
+    def at(self) -> str:
+        """'fit(), a.py:45, waiting for the device'; '' where it has no line."""
+        line = self.line
+        return "" if line is None else line.text + ", waiting for the device" * (line.doing == "waits")
+
+    @property
     def place(self) -> str:
         """', most of it in fit(), a.py:45'; '' of the line that calls backward, where all of it is."""
-        line = self.line
-        return "" if line is None or line.calls.startswith(RUNS_BACKWARD) else f", most of it in {line.text}"
+        is_backward = self.line is not None and self.line.calls.startswith(RUNS_BACKWARD)
+        return "" if not self.at or is_backward else f", most of it in {self.at}"
 
 
 def largest_text(judged: Run) -> str:
@@ -191,7 +198,7 @@ def phases_of(judged: Run) -> list[PhaseRow]:
     by_rank["rest"] = positive(by_rank["rest"])
     step_ms = by_rank["step"]
     samples = [one for rank in sampled_ranks(judged) if (one := samples_of(judged, rank)) is not None]
-    own = _own_code(samples)
+    own, is_busy = _own_code(samples), is_device_busy(judged)
     if own is not None:
         moved = own * by_rank["forward"]
         by_rank["forward"], by_rank["rest"] = by_rank["forward"] - moved, by_rank["rest"] + moved
@@ -202,7 +209,7 @@ def phases_of(judged: Run) -> list[PhaseRow]:
             float(by_rank[phase].mean() / step_ms.mean()),
             by_rank[phase].tolist(),
             steps["step"].shape[1],
-            _line(samples, phase, own is not None),
+            _line(samples, phase, own is not None, is_busy),
             _bytes(judged, phase),
         )
         for phase in PHASES
@@ -247,12 +254,14 @@ def _before_backward(samples: Samples) -> NDArray[np.bool_]:
     return samples.in_phase("rest", "communication") & samples.at("body") & ~samples.is_behind
 
 
-def _line(samples: list[Samples], phase: StepPhase, is_apart: bool) -> CodeLine | None:
-    """is_apart: the program's own code before a backward pass counts as rest."""
+def _line(samples: list[Samples], phase: StepPhase, is_apart: bool, is_busy: bool) -> CodeLine | None:
+    """is_apart: the program's own code before a backward pass counts as rest. is_busy: the device is."""
     stacks = [
         stack for one in samples for stack in one.chosen(_which(one, phase, is_apart), 1 / len(samples))
     ]
     found = heaviest(stacks)
+    if found is not None and is_busy and is_a_wait(found.calls):
+        found = msgspec.structs.replace(found, doing="waits")
     return found if found is not None and found.num_samples >= FEWEST else None
 
 

@@ -3,19 +3,20 @@ differ."""
 
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import chain
 
 import numpy as np
 from numpy.typing import NDArray
 
+from aorta.account.judge.cells import is_device_busy
 from aorta.account.judge.judged import UNLIKE, looked_at, usual_step
 from aorta.account.judge.occasional import occasions
-from aorta.account.judge.stacks import MOST, MOST_RANKS, Samples, timed_samples_of
+from aorta.account.judge.stacks import MOST, MOST_RANKS, Samples, is_a_wait, timed_samples_of
 from aorta.account.model import Run
 from aorta.account.numbers import counted, number, quantity
-from aorta.records.stacks import DOING, STACK_PHASES, Doing, StackFrame, StackPhase
+from aorta.records.stacks import DOING, STACK_PHASES, Does, StackFrame, StackPhase
 
 Floats = NDArray[np.float64]
 LEAST_DIFFERENCE = 0.02
@@ -30,7 +31,8 @@ FEWEST = 3
 """Samples of a line in which sides differ."""
 OF_EACH_STEP: tuple[StackPhase, ...] = ("forward", "backward", "optimizer")
 """Phases that every step has: a side without a sample of one was not sampled there."""
-DOING_WORDS: dict[Doing, str] = {
+DOING_WORDS: dict[Does, str] = {
+    "waits": "waits for the device",
     "runs": "runs",
     "ready": "waits for a core",
     "sleeps": "sleeps",
@@ -57,7 +59,7 @@ class Line:
     """'augment(), train.py:5'"""
     calls: str
     """The library's function in which most of it is: 'sleep of time'; '' where it is in no single one."""
-    doing: Doing
+    doing: Does
     ms: float
     against_ms: float
     """The same of the other side; 0 of either where that has no sample."""
@@ -158,9 +160,9 @@ def told_differences(judged: Run, late: int | None) -> list[Difference]:
         parts_of_both = both_parts(judged, ~np.isin(judged.global_step[judged.judged_steps], recorded), named)
         if parts_of_both is not None:
             slower.append(("steps that were not recorded against the shorter ones that were", parts_of_both))
-    for title, sides in slower:  # what they do less does not make them longer
-        lines = [line for line in differences(*sides, step_ms) if line.difference_ms > 0]
-        found.append(Difference(title, lines))
+    for title, sides in slower:  # what they do less does not make them longer, nor do waits for a busy device
+        lines = [line for line in _told(judged, differences(*sides, step_ms)) if line.doing != "waits"]
+        found.append(Difference(title, [line for line in lines if line.difference_ms > 0]))
     return [difference for difference in found if difference.lines]
 
 
@@ -184,8 +186,13 @@ def busiest(judged: Run, num: int) -> list[Line]:
     told = told_steps(judged)
     step_ms = float(np.nanmean(judged.values("step_ms")[:, told]))
     parts = [part_of(judged, rank, told) for rank in sampled_ranks(judged)]
-    lines = most([part for part in parts if part is not None], num)
+    lines = _told(judged, most([part for part in parts if part is not None], num))
     return [line for line in lines if line.ms >= LEAST_SHOWN * step_ms and line.num_samples >= FEWEST]
+
+
+def _told(judged: Run, lines: list[Line]) -> list[Line]:
+    is_busy = is_device_busy(judged)
+    return [replace(line, doing="waits") if is_busy and is_a_wait(line.calls) else line for line in lines]
 
 
 def line_text(line: Line, is_difference: bool = True) -> str:

@@ -20,6 +20,8 @@ MOST = 0.5
 CALLED_OF_TORCH = ("Tensor.", "torch.", "F.", "nn.", "dist.")
 """Beginnings of names of what has no frame."""
 LOSS_FUNCTIONS = ("loss", "cross_entropy")
+READS = ("item", "tolist", "cpu")
+"""Methods of a tensor that hand its values to the host, and wait for the device that computes them."""
 Function = tuple[str, str]
 FEWEST = 3
 """Samples that tell how long a function takes."""
@@ -97,6 +99,11 @@ def is_of_torch(frame: StackFrame) -> bool:
 def is_a_loss(frame: StackFrame) -> bool:
     """A loss function of torch's, which belongs to the model's pass."""
     return frame.file == "torch" and any(name in frame.function.lower() for name in LOSS_FUNCTIONS)
+
+
+def is_a_wait(calls: str) -> bool:
+    """Of a library's function as lines name it: it waits for what a device has queued."""
+    return calls.removesuffix(" of torch").rpartition(".")[2] in (*READS, "synchronize")
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,7 @@ from aorta.account.judge.sites import SiteRow, sites_of
 from aorta.account.judge.stacks import (
     MOST,
     MOST_RANKS,
+    READS,
     Samples,
     WeightedStack,
     heaviest,
@@ -50,8 +51,6 @@ UNKNOWN = "<unknown>"
 NO_LINE = {"core_taken", "clock", "imbalance", "bubble", "starved", "device_to_device", "anomaly", "blocking"}
 """Kinds, and operations and origins of others, that no line of the program is the reason of, or none that
 samples show: the host does not wait for it."""
-READS = ("item", "tolist", "cpu")
-"""Methods of a tensor that hand its values to the host."""
 SENDS = ("torch.to", "Tensor.to", "to", "Tensor.cuda", "cuda", "torch.as_tensor", "torch.tensor")
 """Calls that may hand values to the device, as samples name them."""
 SEVERAL = 2

@@ -23,14 +23,14 @@ from aorta.account.cause import (
     ratio_interval,
 )
 from aorta.account.judge.alike import is_whole_trace
-from aorta.account.judge.cells import IDLE_CELLS, LARGE_SHARE, LOSSES, Account, account_of
+from aorta.account.judge.cells import IDLE_CELLS, LARGE_SHARE, LOSSES, Account, account_of, is_device_busy
 from aorta.account.judge.contradictions import please_report
 from aorta.account.judge.judged import MOST_NUMBERS, last_holds_the_end, looked_at
 from aorta.account.judge.late import LateRank, steps_left_out
 from aorta.account.judge.occasional import Occasions, occasions, of_all_steps
 from aorta.account.judge.outside import rank_outside
 from aorta.account.judge.phases import growth_text, line_of_evaluation
-from aorta.account.judge.stacks import in_modules, sampled_ms, samples_of
+from aorta.account.judge.stacks import in_modules, is_a_wait, sampled_ms, samples_of
 from aorta.account.model import Causes, Dataset, Run, WhatIfs, once_of_run
 from aorta.account.numbers import counted, quantity
 from aorta.account.rows import positive
@@ -721,6 +721,8 @@ def cause_of(
     needs_line = finding.kind == "pause" and finding.facts.get("op") in NEED_A_LINE
     if line is None and needs_line and samples_of(judged.whole or judged, judged.ranks[0]) is not None:
         return None
+    if needs_line and not finding.takes and line and is_a_wait(line.calls) and is_device_busy(judged):
+        return None  # slow by their lengths alone: the host was ahead, and lets the device catch up
     facts = fact_texts(finding, judged, account, path) | program_of(judged.record)[1]
     waited_ms = value.each_ms if finding.kind == "data_loading" else 0.0
     of_workers = workers_of(judged.record, account.share("core_taken"), waited_ms)

@@ -6,6 +6,7 @@ import pytest
 
 from aorta.account.judge.phases import evaluation_text, growth_text, largest_text, phases_of
 from aorta.account.load.rank.phases import BYTES, PREFIX, STEP
+from aorta.records.stacks import StackFrame
 from tests.account.judge.sampled_runs import AUGMENT, ENGINE, MAIN, MODEL, TRAINER, sampled, sampled_dataset
 from tests.records import plain_records
 
@@ -66,6 +67,18 @@ def test_what_a_library_s_loop_does_beside_both_passes_is_no_largest_phase():
     judged = judged_with(stacks, forward=4.0, backward=4.0)
     assert [row.line.text for row in phases_of(judged) if row.line] == ["main(), train.py:20"] * 3
     assert largest_text(judged) == ""
+
+
+@pytest.mark.parametrize(("compute_ms", "does"), [(36.0, ", waiting for the device"), (20.0, "")])
+def test_a_wait_for_a_busy_device_is_no_code_of_a_phase(compute_ms, does):
+    item = StackFrame("", 0, "item", is_program=False)
+    stacks = sampled(*((step, 10_000, "runs", MAIN, AUGMENT, item) for step in range(2, 12)))
+    judged = judged_with(stacks, forward=16.0, backward=4.0)
+    parts = {"compute_ms": compute_ms, "exposed_ms": 2.0, "idle_ms": 38.0 - compute_ms}
+    shape = judged.metrics["step_ms"].shape
+    metrics = judged.metrics | {name: np.full(shape, ms) for name, ms in parts.items()}
+    text = largest_text(msgspec.structs.replace(judged, metrics=metrics))
+    assert text.endswith(f"most of it in augment(), data.py:5{does}.")
 
 
 def test_code_of_the_loop_before_a_backward_pass_is_no_forward_pass():

@@ -16,7 +16,7 @@ from aorta.account.judge.profiles import (
     tree,
 )
 from aorta.account.judge.stacks import samples_of, timed_samples_of
-from aorta.records.stacks import STACK_PHASES
+from aorta.records.stacks import STACK_PHASES, StackFrame
 from tests.account.judge.sampled_runs import (
     AUGMENT,
     BACKWARD,
@@ -122,6 +122,22 @@ def test_slow_steps_against_usual_ones():
     assert told.lines[0].ms == pytest.approx(30 / 70 * of_slow)
     parts, usual, often = slow_and_usual(judged)
     assert (len(parts), len(usual), often) == (1, 1, "every fourth step")
+
+
+@pytest.mark.parametrize("is_busy", [True, False])
+def test_steps_that_wait_for_a_busy_device_are_not_slow_for_their_line(is_busy):
+    """The host is ahead, and every fourth step reads a loss."""
+    item, slow = StackFrame("", 0, "item", is_program=False), range(0, 40, 4)
+    waits = [(step, 30_000, "runs", MAIN, AUGMENT, item) for step in slow]
+    judged = slow_run(sampled(*backward(40_000, *range(40)), *waits), slow)
+    lengths = judged.metrics["step_ms"]
+    busy = {"compute_ms": lengths - 2.0, "exposed_ms": np.full_like(lengths, 1.0)}
+    idle_ms = np.full_like(lengths, 1.0) if is_busy else judged.metrics["idle_ms"]
+    metrics = judged.metrics | (busy if is_busy else {}) | {"idle_ms": idle_ms}
+    judged = msgspec.structs.replace(judged, metrics=metrics)
+    told = [line.text for one in told_differences(judged, None) for line in one.lines]
+    assert told == ([] if is_busy else ["augment(), data.py:5"])
+    assert [line.doing for line in busiest(judged, 4)][-1] == ("waits" if is_busy else "runs")
 
 
 def test_what_every_step_has_is_not_compared_where_one_side_has_no_sample_of_it():
