@@ -1,6 +1,7 @@
 """The line of the program that a cause is in, by the stacks sampled in its steps and on its rank."""
 
 from collections import defaultdict
+from dataclasses import replace
 from itertools import dropwhile
 from pathlib import Path
 from typing import NamedTuple
@@ -46,9 +47,16 @@ OF_COLLECTIVES: tuple[CauseKind, ...] = (
     *("small_messages", "transfer", "wide_dtype", "no_prefetch", "shared_communicator", "bubble"),
 )
 """Kinds whose line is the one that issues."""
+FEWEST_OF_HOLDER = 2
+"""Samples of a thread that holds the interpreter's lock, which all agree: it was seen to run there."""
+THREAD_BEGINS = "Thread._bootstrap"
+"""Outermost function of a thread that Python's threading has started."""
 MOST_ISSUED = 3
 UNKNOWN = "<unknown>"
-NO_LINE = {"core_taken", "clock", "imbalance", "bubble", "starved", "device_to_device", "anomaly", "blocking"}
+NO_LINE = frozenset(
+    ("core_taken", "clock", "imbalance", "bubble", "starved", "device_to_device", "anomaly", "blocking")
+    + ("locked_out",)
+)
 """Kinds, and operations and origins of others, that no line of the program is the reason of, or none that
 samples show: the host does not wait for it."""
 SENDS = ("torch.to", "Tensor.to", "to", "Tensor.cuda", "cuda", "torch.as_tensor", "torch.tensor")
@@ -62,6 +70,35 @@ OF_PHASE: dict[CauseKind, StackPhase] = {
     "compute": "forward",
 }
 """Kinds that are a phase, or show in one."""
+
+
+def tell_holder(finding: CauseFinding, judged: Run) -> None:
+    """Of a finding of the interpreter's lock: the line that the thread is in which holds it, and as how many
+    equal samples those are that show it. One that has just done its task shows no line any more."""
+    some = samples_of_ranks(judged.whole or judged)
+    if finding.rank is not None:
+        own = samples_of(judged.whole or judged, finding.rank)
+        some = [] if own is None else [own]
+    stacks = [stack for one in some for stack in one.chosen(one.is_judged & one.that("locked_out"))]
+    all_ms = sum(stack.ms for stack in stacks)
+    if not all_ms > 0:
+        return
+    finding.num_samples = max(round(all_ms**2 / sum(stack.ms**2 for stack in stacks)), 1)
+    tasks = [replace(stack, frames=_task_of(stack.frames)) for stack in stacks]
+    tasks = [task for task in tasks if innermost(task.frames) is not None]
+    line = heaviest(tasks)
+    is_known = line is not None and line.num_samples >= FEWEST_OF_HOLDER
+    if line is not None and is_known and line.num_samples == len(tasks) and line.ms >= LEAST * all_ms:
+        finding.facts["at"] = msgspec.structs.replace(line, part=line.ms / all_ms)
+
+
+def _task_of(frames: list[StackFrame]) -> list[StackFrame]:
+    """As far as the program's function that a thread of Python's threading, or of a pool, was given; all of a
+    stack that begins elsewhere."""
+    if frames[0].function != THREAD_BEGINS:
+        return frames
+    place = next((place for place, frame in enumerate(frames) if frame.is_program), len(frames))
+    return frames[: place + 1]
 
 
 class Waits(NamedTuple):
@@ -379,8 +416,6 @@ def _which(finding: CauseFinding, samples: Samples, in_some: bool) -> NDArray[np
         samples.that("sleeps") & samples.in_phase("forward", "backward") & samples.leaf_in("torch")
     )
     match kind:
-        case "pause" if op == "locked_out":
-            return judged & samples.that("locked_out")
         case "pause" if op is None:
             return judged & samples.in_phase("evaluation")
         case "pause" if op == "slow_steps":  # the line that calls backward tells nothing to do otherwise

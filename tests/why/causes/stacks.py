@@ -43,9 +43,15 @@ FRAMES = {
     "parallel": StackFrame("torch", 0, "Module._wrapped_call_impl", is_program=False),
     "scatter": StackFrame("torch", 0, "scatter", is_program=False),
     "replicate": StackFrame("torch", 0, "replicate", is_program=False),
+    "thread": StackFrame("python", 0, "Thread._bootstrap", is_program=False),
+    "receive": StackFrame("python", 0, "Connection._recv", is_program=False),
+    "task": StackFrame("/job/batches.py", 12, "prepare", is_program=True),
+    "parse": StackFrame("/job/text.py", 30, "parse", is_program=True),
+    "other_task": StackFrame("/job/logs.py", 4, "send", is_program=True),
 }
 NAMES = [*FRAMES]
 CALLERS = {
+    "thread": "",
     "hook": "backward",
     "of_log": "log",
     "of_gather": "gather",
@@ -60,8 +66,17 @@ CALLERS = {
     "of_training": "training",
     "replicate": "parallel",
     "scatter": "parallel",
+    "receive": "thread",
+    "task": "thread",
+    "parse": "task",
+    "other_task": "thread",
 }
-"""Of the others main."""
+"""Of the others main; '' of the outermost function of a thread."""
+
+
+def _parent(name):
+    caller = CALLERS.get(name, "main")
+    return NAMES.index(caller) if caller else -1
 
 
 def write_stacks(folder, rank, *samples, steps=STEPS):
@@ -71,7 +86,7 @@ def write_stacks(folder, rank, *samples, steps=STEPS):
         frames=[*FRAMES.values()],
         nodes=[
             (-1, 0),
-            *((NAMES.index(CALLERS.get(name, "main")), frame) for frame, name in enumerate(NAMES) if frame),
+            *((_parent(name), frame) for frame, name in enumerate(NAMES) if frame),
         ],
         samples=[
             StackSample(

@@ -74,6 +74,32 @@ def test_a_thread_that_holds_the_interpreter_s_lock_on_one_rank_is_named(tmp_pat
     assert "lock" not in first_cause(folder).headline
 
 
+@pytest.mark.parametrize(
+    ("held", "line", "samples"),
+    [
+        pytest.param({"task": 1, "parse": 1, "thread": 1}, "prepare(), batches.py:12", 6, id="equal"),
+        pytest.param({"task": 1, "parse": 1, "thread": 3}, "prepare(), batches.py:12", 5, id="unequal"),
+        pytest.param({"task": 1, "parse": 1, "thread": 6}, None, 3, id="mostly-unseen"),
+        pytest.param({"task": 2, "other_task": 1}, None, 4, id="two-threads"),
+        pytest.param({"thread": 1, "receive": 1}, None, 4, id="libraries"),
+    ],
+)
+def test_who_holds_the_interpreter_s_lock_is_what_its_thread_was_started_for(tmp_path, held, line, samples):
+    """Two samples of each, with a part of 8 ms; as many equal ones as (the sum)^2 / the sum of squares."""
+    folder = run_of(tmp_path, late, steps=48)
+    late_rank = first_cause(folder).rank
+    for rank in (0, 1):  # steps 16 and 32, of which 0 is not judged
+        parts = [(name, 16 * 8.0 * part / sum(held.values())) for name, part in held.items()]
+        rows = [(name, "forward", "locked_out", ms, 16) for name, ms in parts] if rank == late_rank else []
+        write_stacks(folder, rank, COMMON, *rows, steps=48)
+    cause = first_cause(folder)
+    assert cause.subject.startswith(f"another thread that holds the interpreter's lock on rank {late_rank}")
+    assert (cause.line.text if cause.line else None) == line
+    assert cause.change.startswith(f"do what {line or 'that thread'} does in another process (workers of")
+    low = cause.ms / cause.interval_ms[0]
+    assert np.exp(1.96 / samples**0.5) <= low <= 1.2 * np.exp(1.96 / samples**0.5)
+
+
 @pytest.mark.parametrize("op", ["broadcast", "all_reduce"])
 def test_a_rank_is_late_by_what_it_alone_is_in_while_the_others_wait_in_any_collective(tmp_path, op):
     """Rank 0 works 8 ms longer before a broadcast, and rank 1 comes 1 ms later to what follows."""

@@ -21,7 +21,7 @@ from aorta.account.model import Run
 from aorta.account.numbers import quantity
 from aorta.account.rows import positive
 from aorta.records.stacks import StackFrame
-from aorta.why.causes.code_lines import line_of
+from aorta.why.causes.code_lines import line_of, tell_holder
 from aorta.why.causes.finding import ANY_CELL, WAIT, CauseFinding, Floats, of_the_least, steps_with, together
 from aorta.why.causes.losses.hooks import code_in_hooks
 from aorta.why.causes.losses.host_needs import within_host_needs
@@ -158,6 +158,8 @@ def findings(
             finding.facts |= _saved_on_cpu(judged)
         if finding.kind == "optimizer":
             finding.facts |= _offloaded(judged)
+        if finding.facts.get("op") == "locked_out":
+            tell_holder(finding, judged)
         finding.slow_steps = slow if finding.kind in SEEN else None
     losses = _whole_steps(losses, step_ms, account.global_step)
     losses = _one_of_small_messages(judged, losses, details)

@@ -1,6 +1,6 @@
 """
 cause: pause
-told: does in another process \(multiprocessing\)
+told: does in another process \(workers of a DataLoader, a ProcessPoolExecutor\)
 """
 
 import json
