@@ -529,6 +529,7 @@ class ModelCalls:
             "twice": float(sum(num * counted[key].forward[0] for key, num in twice.items())),
             "twice_bytes": float(sum(num * counted[key].forward[1] for key, num in twice.items())),
             "twice_at": twice_at,
+            "quiet": self._batches.quiet(),
             "before": float(before),
             "before_at": before_at,
             "backwards": repeats * of_backward,

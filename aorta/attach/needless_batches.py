@@ -14,6 +14,7 @@ import torch
 from torch.nn import Module
 
 from aorta.device.backend import backend_of
+from aorta.records.schema import QuietCalls
 from aorta.records.stacks import StackFrame
 
 WRAPPERS = ("DistributedDataParallel", "DataParallel", "OptimizedModule")
@@ -21,6 +22,8 @@ MOST_ENTRIES = 1 << 26
 """Of a tensor that is compared with zero: that takes a byte each for a moment."""
 MOSTLY = 0.5
 """Of the steps that were noted."""
+SEVERAL = 4
+"""Calls without gradients, from which on a step evaluates, or makes what it trains on, one by one."""
 
 
 @dataclass(slots=True, eq=False)
@@ -32,6 +35,8 @@ class _Call:
     """Of its kind, with gradients in the first step."""
     is_quiet: bool
     """Without gradients."""
+    columns: int
+    """Of the first tensor that has some."""
     line: StackFrame | None
     ends: set[Any] = field(default_factory=set)
     """Operators that gave its results, while its step is open."""
@@ -54,6 +59,8 @@ class NeedlessBatches:
         self._again = Counter[Any]()
         self._lines = Counter[StackFrame | None]()
         self._padding: list[torch.Tensor] = []
+        self._quiet: list[QuietCalls | None] = []
+        """Of each step."""
 
     def begin_step(self, number: int) -> None:
         self._is_next, self._number = number == self._number + 1, number
@@ -65,7 +72,8 @@ class NeedlessBatches:
     ) -> None:
         """key: of the kind of call, in the first step. is_quiet: without gradients."""
         given = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
-        call = _Call(id(unwrapped(module)), [held(one) for one in given], key, is_quiet, line)
+        columns = next((one.shape[1] for one in given if one.dim() > 1), 0)
+        call = _Call(id(unwrapped(module)), [held(one) for one in given], key, is_quiet, columns, line)
         for other in [*self._calls, *self._before]:
             is_one = other.module == call.module and len(other.given) == len(given) > 0
             if not is_one or not all(map(_is, other.given, given)):
@@ -119,6 +127,7 @@ class NeedlessBatches:
                 needless = min(pair, key=lambda one: one.is_reached)
                 self._is_once_more(needless, pair[0].key or pair[1].key)
         self._pairs.clear()
+        self._quiet.append(_quiet_of(self._calls))
         self._num_steps += self._is_next or self._is_again
         self._num_with_again += self._is_again
         self._is_again = False
@@ -129,6 +138,10 @@ class NeedlessBatches:
         if self._num_with_again < MOSTLY * self._num_steps:
             return Counter(), None
         return self._again, max(self._lines, key=self._lines.__getitem__, default=None)
+
+    def quiet(self) -> QuietCalls | None:
+        """Of the last step, where each has some but the first two, which are cut where the loop is found."""
+        return self._quiet[-1] if len(self._quiet) > 2 and all(self._quiet[2:]) else None
 
     def padding(self) -> tuple[float, float]:
         """Part of the tokens that is padding, and of the columns that are nothing else."""
@@ -181,6 +194,17 @@ class FrozenModules:
         all_rows = torch.cat(self._rows.pop(module, [torch.zeros(1, 2)])).cpu()
         all_rows = all_rows[all_rows[:, 0] > 0]
         return 1 - len(all_rows.unique(dim=0)) / max(len(all_rows), 1)
+
+
+def _quiet_of(calls: list[_Call]) -> QuietCalls | None:
+    """Those of a step, before the last call that a backward pass comes to."""
+    last = max((place for place, one in enumerate(calls) if one.is_reached), default=0)
+    found = [one for one in calls[:last] if one.is_quiet and one.module == calls[last].module]
+    lengths = [one.columns for one in found]
+    first, num = lengths[0] if found else 0, len(found)
+    if num < SEVERAL or lengths not in ([first] * num, [*range(first, first + num)]):
+        return None
+    return QuietCalls(num=num, columns=(first, lengths[-1]), at=found[-1].line)
 
 
 def _some(parameter: torch.Tensor) -> torch.Tensor:

@@ -494,6 +494,15 @@ class LineOfWork(msgspec.Struct, frozen=True, kw_only=True):
         return LineOfWork(at=self.at, **{name: getattr(self, name) + getattr(other, name) for name in names})
 
 
+class QuietCalls(msgspec.Struct, frozen=True, kw_only=True):
+    """Calls of the model without gradients, before the one that trains, in each step that was noted."""
+
+    num: int
+    columns: tuple[int, int]
+    """Of what the first and the last is given: tokens of a table. Alike, or else each has one more."""
+    at: StackFrame | None = None
+
+
 class LossLoop(msgspec.Struct, frozen=True, kw_only=True):
     """Operators between the model and its loss: many, or such as go through weights and no activations."""
 
@@ -600,6 +609,7 @@ class WorkOfStep(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     twice_bytes: float = 0.0
     """None of `bytes`."""
     twice_at: StackFrame | None = None
+    quiet: QuietCalls | None = None
     before: float = 0.0
     """Of a frozen module that is called with rows of earlier steps; none of `flops`."""
     before_at: StackFrame | None = None

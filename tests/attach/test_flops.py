@@ -834,6 +834,38 @@ def test_a_batch_that_goes_forward_once_more_for_nothing_that_trains(form):
     assert not found or calls.work.twice_at.function == "measured"
 
 
+@pytest.mark.parametrize(
+    ("lengths", "columns"),
+    [
+        ([5, 6, 7, 8], (5, 8)),
+        ([5, 5, 5, 5], (5, 5)),
+        ([5, 6, 7], None),  # too few
+        ([5, 1, 1, 1], None),  # with a cache
+        ([5, 6, 6, 8], None),
+        ([], None),
+    ],
+)
+@pytest.mark.parametrize("form", ["before", "behind", "in every second step"])
+def test_calls_without_gradients_before_the_one_that_trains(lengths, columns, form):
+    model = Probe()
+    optimizer, calls = torch.optim.SGD(model.parameters(), 0.1), ModelCalls()
+    for step in range(6):
+        calls.begin_step([optimizer], step)
+        for when in ("before", "behind"):
+            if form == when or (form.startswith("in") and when == "before" and step % 2):
+                for length in lengths:
+                    measured(model, torch.zeros(2, length, D))
+            if when == "before":
+                loss = model(torch.zeros(2, 9, D)).sum()
+                calls.backward_begins([loss], True)
+                loss.backward()
+        calls.end_step()
+    calls.count()
+    quiet = calls.work.quiet
+    assert (quiet and quiet.columns) == (columns if form == "before" else None)
+    assert quiet is None or (quiet.num, quiet.at.function) == (4, "measured")
+
+
 @pytest.mark.parametrize("of", ["lightning.fabric", "the model", "another"])
 def test_a_step_that_goes_through_forward_and_calls_the_model_within(of):
     """As Lightning sends it through DDP. A forward of others is noted as the model's own."""
