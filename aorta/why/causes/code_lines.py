@@ -61,6 +61,8 @@ NO_LINE = frozenset(
 samples show: the host does not wait for it."""
 SENDS = ("torch.to", "Tensor.to", "to", "Tensor.cuda", "cuda", "torch.as_tensor", "torch.tensor")
 """Calls that may hand values to the device, as samples name them."""
+MAKE_GROUPS = ("new_group", "_new_group_with_tag", "_new_process_group_helper", "destroy_process_group")
+"""Functions of torch.distributed."""
 SEVERAL = 2
 """Values read a step, from which on a function may go back and forth between host and device."""
 OF_PHASE: dict[CauseKind, StackPhase] = {
@@ -198,6 +200,18 @@ def waiting_calls(finding: CauseFinding, judged: Run) -> list[Waits]:
 
 def _is_of_library(frame: StackFrame) -> bool:
     return not frame.is_program and frame.file not in ("", "torch", "python")
+
+
+def makes_groups(line: CodeLine, judged: Run) -> str:
+    """Where the line, or what it calls, makes process groups in several steps, judged or not; else ''."""
+    found: dict[int, str] = {}
+    for one in samples_of_ranks(judged.whole or judged):
+        which = one.leaf_is(lambda leaf: leaf.file == "torch" and leaf.function in MAKE_GROUPS)
+        for stack, step in zip(one.chosen(which), one.rows[which, 0].tolist(), strict=True):
+            at = innermost(stack.frames)
+            if at and any((frame.file, frame.line) == (line.file, line.line) for frame in stack.frames):
+                found[step] = at.text
+    return max(found.values(), key=[*found.values()].count) if len(found) >= FEWEST else ""
 
 
 def waiting_line(waits: list[Waits]) -> CodeLine | None:

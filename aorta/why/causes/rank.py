@@ -40,6 +40,7 @@ from aorta.why.causes.code_lines import (
     issued_text,
     issuer_of,
     line_of,
+    makes_groups,
     sends_own_data,
     waiting_calls,
     waiting_line,
@@ -108,6 +109,8 @@ BY_IDLE_TIME: tuple[CauseKind, ...] = (
 """Kinds that spans of the host or bytes do not bound."""
 REFILLED: tuple[CauseKind, ...] = ("launch_bound", "synchronisation", "late_rank", "transfer")
 """Kinds of which a device has the time again for sure, and its host may have none."""
+IN_NO_CALL = "in no call that aorta knows: time.sleep, a lock, a file, a pipe, another thread or process"
+MAKES = "new_group() of torch.distributed"
 NEED_A_LINE = ("asleep", "slow_steps")
 """Pauses in no line of the program, though its stacks were sampled, are noise of the machine, torch's
 other threads that lack cores, longer batches, or data that the model gathers for several steps."""
@@ -734,6 +737,9 @@ def cause_of(
     source = source_of(line.file, judged.record) if line is not None and finding.kind in ANEW else None
     if source is not None and line is not None and is_called_anew(source.tree, line.line, "state_dict"):
         facts["anew"] = "state_dict()"
+    facts["in_call"] = IN_NO_CALL
+    if needs_line and line is not None and (groups := makes_groups(line, judged)):
+        facts |= {"groups": groups, "in_call": f"where process groups are made: {MAKES} in {groups}"}
     if issuer := issuer_of(finding, judged):
         facts |= issuer
         facts.pop("merged", None)

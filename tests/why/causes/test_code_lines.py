@@ -752,6 +752,24 @@ def test_a_thread_sleeps_in_a_line_or_is_not_said_to(tmp_path, name, doing, kind
     assert [cause.kind for cause in causes(judge(load_run(folder, "run")))] == kinds
 
 
+@pytest.mark.parametrize("every", [4, 40])
+def test_a_group_that_each_step_makes_is_named_with_its_line(tmp_path, every):
+    """Its threads end where the function that made it returns; one that is made once is not what sleeps."""
+
+    def make(rank, step, noise):
+        return Host().work(40.0 * noise.gauss(1, 0.01)).comm(2.0), {"host_use": HostUse(32.0, 0.0)}
+
+    folder = run_of(tmp_path, make)
+    for rank in (0, 1):
+        made = ("group", "communication", "sleeps", 1.0, every)
+        write_stacks(folder, rank, COMMON, ("augment", "rest", "sleeps", 10.0), made)
+    cause, told = first_cause(folder), "process group of shared_error(), train.py:38 once, before training"
+    assert cause.line.text == "augment(), straggler.py:5"
+    assert (told in cause.change) == (every == 4)
+    where = "new_group() of torch.distributed in shared_error(), train.py:38" if every == 4 else "in no call"
+    assert where in cause.evidence[0]
+
+
 @pytest.mark.parametrize(("doing", "kinds"), [("sleeps", ["data_loading"]), ("runs", [])])
 def test_more_workers_do_not_shorten_what_taking_a_batch_from_them_takes(tmp_path, doing, kinds):
     run = run_record(2, program={"loaders": [{"num_workers": 2, "num_batches": 99, "num_epochs": 1}]})
