@@ -787,6 +787,8 @@ def cause_of(
         less, more = (
             math.hypot(error, OF_SAMPLES / math.sqrt(finding.num_samples)) for error in (less, more)
         )
+    settings = settings_text(rule.settings, judged)
+    is_blocked = finding.kind == "launch_bound" and bool(settings)  # what else helps, it hides
     beside_ms = 0.0
     if finding.kind in (*OF_MESSAGES, "wide_dtype") and line is not None and line.num_samples:
         beside_ms = max(sampled_ms(judged, line.file, line.function) - line.ms, 0.0)
@@ -824,7 +826,7 @@ def cause_of(
         bound_ms=None if interval is None else max(account.own_step_ms - interval[1], 0.0),
         share=share,
         evidence=tuple(evidence),
-        change=settings_text(rule.settings, judged) + told,
+        change=settings.removesuffix("; ") if is_blocked else settings + told,
         check=filled(rule.check, facts) or rule.check,
         source=finding.source,
         line=line,

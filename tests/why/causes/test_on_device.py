@@ -718,6 +718,7 @@ def test_where_launches_wait_for_kernels_the_shorter_of_host_and_device_goes(tmp
     assert (first.kind, first.ms) == ("launch_bound", pytest.approx(low_ms, rel=0.05))
     assert first.interval_ms[1] >= 11.9
     assert first.change.startswith("leave CUDA_LAUNCH_BLOCKING=1 out")
+    assert first.change.endswith("each launch waits for its kernel"), "what else helps, it hides"
 
 
 def test_a_hook_that_reads_values_costs_a_host_that_bounds_the_step_what_it_is_there(tmp_path):
