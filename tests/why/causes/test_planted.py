@@ -8,7 +8,7 @@ import pytest
 
 from aorta.account.judge.judged import judge
 from aorta.account.load.open import load_run
-from aorta.records.schema import LineOfWork, LossLoop, OperatorLoop, WorkOfStep
+from aorta.records.schema import LineOfWork, LossLoop, OperatorLoop, QuietCalls, WorkOfStep
 from aorta.records.stacks import StackFrame
 from aorta.why.causes.losses import needless
 from aorta.why.causes.rank import found_causes
@@ -395,6 +395,36 @@ def test_results_that_nothing_reads_cost_what_samples_of_their_line_show_forward
     assert cause.ms == pytest.approx(10.0, rel=0.01)
     error = math.hypot(0.3, 1.96 / math.sqrt(num))
     assert cause.interval_ms[0] == pytest.approx(10.0 * math.exp(-error), rel=0.02)
+
+
+@pytest.mark.parametrize(
+    ("columns", "every", "ms", "words"),
+    [
+        # Calls on 7, 8, 9 and 10 positions compute 34; with a cache they compute 7, and then one each.
+        pytest.param(
+            (7, 10), 1, 24.0 * 24 / 34, "of 4 but the first computes one position, not 7 to 10", id="longer"
+        ),
+        pytest.param((7, 7), 1, 24.0, "make the 4 calls fewer, each on more rows: at f(), ", id="alike"),
+        pytest.param(None, 1, 24.0, "do it less often", id="evaluation"),
+        pytest.param((7, 10), 4, 24.0 * 5 / 23, "do it less often", id="in-some-steps"),  # 5 of 23 judged
+    ],
+)
+def test_calls_between_eval_and_train_that_make_what_a_step_trains_on(tmp_path, columns, every, ms, words):
+    quiet = (
+        None if columns is None else QuietCalls(num=4, columns=columns, at=StackFrame("a.py", 3, "f", True))
+    )
+    run = run_record(2, work=WorkOfStep(quiet=quiet))
+
+    def make(rank, step, noise):
+        host = Host() if step % every else Host().work(24.0, "pause")
+        return host.work(30.0 * noise.gauss(1, 0.01)).comm(2.0)
+
+    cause = found(tmp_path / "run", make, run)[0]
+    assert (cause.kind, cause.ms) == ("pause", pytest.approx(ms, rel=0.03))
+    assert words in cause.change
+    is_of_calls = columns is not None and every == 1
+    assert ("4 calls of the model a step" in cause.subject) == is_of_calls
+    assert (cause.interval_ms is None) == is_of_calls  # what is told is the most that may go
 
 
 @pytest.mark.parametrize("is_apart", [True, False])

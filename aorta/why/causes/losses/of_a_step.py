@@ -278,9 +278,10 @@ def _of_all_ranks(judged: Run, parts: Parts) -> Iterator[CauseFinding]:
             continue
         steps = steps_with(common)
         part_ms = float(common[steps].mean())
+        quiet, part_of_calls = _quiet_calls(judged, steps) if name == "pause" else ({}, 1.0)
         yield CauseFinding(
             kind,
-            common,
+            part_of_calls * common,
             takes=_takes(name, parts),
             facts={
                 "who": "all ranks" if len(by_rank) > 1 else "the rank",
@@ -291,6 +292,7 @@ def _of_all_ranks(judged: Run, parts: Parts) -> Iterator[CauseFinding]:
                 "waits": False,
                 "host": IN_MODEL if parts.knows_host else NOT_RECORDED,
                 **_words(name, parts, part_ms),
+                **quiet,
                 **(_asked_for(judged) if name == "garbage_collection" else {}),
                 **(_looped(judged) if name == "launch" else {}),
                 **({"at": crowded_at(judged.record)} if name == "core_taken" else {}),
@@ -299,6 +301,27 @@ def _of_all_ranks(judged: Run, parts: Parts) -> Iterator[CauseFinding]:
             # Threads that wait for one that has no core may spin meanwhile, which looks like work.
             more_ms=float(parts.work_ms.mean()) if name == "core_taken" and is_crowded else 0.0,
         )
+
+
+def _quiet_calls(judged: Run, steps: NDArray[np.bool_]) -> tuple[dict[str, object], float]:
+    """What is said of a step that, between eval() and train(), calls the model for what it trains on; and the
+    part that goes at most. With a cache each call has one position, and the first one all it is given.
+
+    steps: that pause. Calls of a few of them are no part of the loop.
+    """
+    quiet = None if judged.record is None or judged.record.work is None else judged.record.work.quiet
+    if quiet is None or steps.mean() < ALIKE_STEPS:
+        return {}, 1.0
+    first, last = quiet.columns
+    told = {
+        "what": f"{quiet.num} calls of the model a step without gradients",
+        "num_calls": quiet.num,
+        "calls_at": "" if quiet.at is None else f": at {quiet.at.text}",
+        "is_most": True,
+    }
+    if first == last:
+        return told, 1.0
+    return told | {"columns": f"{first} to {last}"}, 1 - 2 * last / ((first + last) * quiet.num)
 
 
 def _takes(name: str, parts: Parts) -> dict[tuple[str, ...], float]:
