@@ -15,6 +15,7 @@ from aorta.account.judge.outside import OUTSIDE_WORDS
 from aorta.account.judge.phases import evaluation_text, largest_beside_the_model, largest_text, phases_of
 from aorta.account.judge.profiles import DOING_WORDS, busiest, line_text, told_differences, told_steps
 from aorta.account.judge.sites import site_texts
+from aorta.account.judge.timed_steps import recorded_apart
 from aorta.account.load.measures import peak_text
 from aorta.account.model import Causes, Dataset, Run
 from aorta.account.numbers import byte_text, counted, number, percent, quantity
@@ -65,7 +66,9 @@ def title(dataset: Dataset) -> str:
     account = account_of(dataset.first)
     num_steps, usual = account.step_ms.shape[1], account.usual
     judged = counted(account.num_judged, f"judged {_stepper(dataset.first)}step")
-    steps = f"mean of {num_steps:,} of {judged}"
+    steps = (
+        f"mean of {num_steps:,} of {judged}{', without the recorded ones' * bool(recorded_apart(dataset))}"
+    )
     if usual is not None:
         steps = f"{usual.statistic} of all {judged}"
     elif num_steps == account.num_judged:

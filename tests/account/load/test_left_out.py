@@ -65,7 +65,9 @@ def test_the_instrument_has_what_the_sentence_of_its_cost_says(tmp_path):
 def test_one_screen_has_one_count_and_one_statistic(tmp_path):
     judged = alone(tmp_path / "run", steps=80)
     of_run = dataset("a", [judged])
-    assert "a step takes 1.00 ms (mean of 56 of 79 judged steps, 1 rank" in title(of_run)
+    assert "a step takes 1.00 ms (mean of 56 of 79 judged steps, without the recorded ones, 1 rank" in title(
+        of_run
+    )
     (text,) = [text for text in remarks(of_run) if "recorded" in text]
     assert text.startswith("23 of 79 judged steps were recorded with their details (--overhead)")
     assert "the recorded ones' median step takes 2.00 ms, the others' 0.999 ms" in text
