@@ -63,7 +63,7 @@ def faults(text, longest_ms):
             low, high = map(float, (interval[1].replace(",", ""), interval[2].replace(",", "")))
             if low <= 0 or not 0.994 * low <= number(ms[1]) <= 1.006 * high:
                 yield f"{line}: the interval"
-        bound = re.search(rf"takes at least ({NUMBER}) ms", line)
+        bound = re.search(rf"without it [a-z ]+ takes {NUMBER} to ({NUMBER}) ms", line)
         if bound and number(bound[1]) > 1.006 * step_ms:
             yield f"{line}: longer than the step"
     of_step = rf"^\d\. [^;]*?: (?:at most )?({NUMBER}) ms a step"
