@@ -53,10 +53,10 @@ THREAD_BEGINS = "Thread._bootstrap"
 """Outermost function of a thread that Python's threading has started."""
 MOST_ISSUED = 3
 UNKNOWN = "<unknown>"
-NO_LINE = frozenset(
-    ("core_taken", "clock", "imbalance", "bubble", "starved", "device_to_device", "anomaly", "blocking")
-    + ("locked_out",)
-)
+NO_LINE = {
+    *("core_taken", "clock", "imbalance", "bubble", "starved", "device_to_device", "anomaly", "blocking"),
+    "locked_out",
+}
 """Kinds, and operations and origins of others, that no line of the program is the reason of, or none that
 samples show: the host does not wait for it."""
 SENDS = ("torch.to", "Tensor.to", "to", "Tensor.cuda", "cuda", "torch.as_tensor", "torch.tensor")
@@ -77,30 +77,25 @@ OF_PHASE: dict[CauseKind, StackPhase] = {
 def tell_holder(finding: CauseFinding, judged: Run) -> None:
     """Of a finding of the interpreter's lock: the line that the thread is in which holds it, and as how many
     equal samples those are that show it. One that has just done its task shows no line any more."""
-    some = samples_of_ranks(judged.whole or judged)
-    if finding.rank is not None:
-        own = samples_of(judged.whole or judged, finding.rank)
-        some = [] if own is None else [own]
+    ranks = judged.ranks[:MOST_RANKS] if finding.rank is None else [finding.rank]
+    some = [one for rank in ranks if (one := samples_of(judged.whole or judged, rank)) is not None]
     stacks = [stack for one in some for stack in one.chosen(one.is_judged & one.that("locked_out"))]
-    all_ms = sum(stack.ms for stack in stacks)
-    if not all_ms > 0:
+    stacks = [stack for stack in stacks if stack.ms > 0]
+    if not stacks:
         return
-    finding.num_samples = max(round(all_ms**2 / sum(stack.ms**2 for stack in stacks)), 1)
-    tasks = [replace(stack, frames=_task_of(stack.frames)) for stack in stacks]
-    tasks = [task for task in tasks if innermost(task.frames) is not None]
+    all_ms = sum(stack.ms for stack in stacks)
+    finding.num_samples = round(all_ms**2 / sum(stack.ms**2 for stack in stacks))
+    tasks = [replace(stack, frames=_task_of(stack.frames)) for stack in stacks if innermost(stack.frames)]
     line = heaviest(tasks)
-    is_known = line is not None and line.num_samples >= FEWEST_OF_HOLDER
-    if line is not None and is_known and line.num_samples == len(tasks) and line.ms >= LEAST * all_ms:
+    if line is not None and len(tasks) == line.num_samples >= FEWEST_OF_HOLDER and line.ms >= LEAST * all_ms:
         finding.facts["at"] = msgspec.structs.replace(line, part=line.ms / all_ms)
 
 
 def _task_of(frames: list[StackFrame]) -> list[StackFrame]:
-    """As far as the program's function that a thread of Python's threading, or of a pool, was given; all of a
-    stack that begins elsewhere."""
+    """As far as the program's function that a thread was given; all of a stack that begins elsewhere."""
     if frames[0].function != THREAD_BEGINS:
         return frames
-    place = next((place for place, frame in enumerate(frames) if frame.is_program), len(frames))
-    return frames[: place + 1]
+    return frames[: 1 + next(place for place, frame in enumerate(frames) if frame.is_program)]
 
 
 class Waits(NamedTuple):

@@ -1,5 +1,6 @@
 """A loss that the numbers of a run show, before it is put into words."""
 
+import math
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,6 +18,9 @@ ANY_CELL = (
     *("compute", "hidden", "optimizer"),
 )
 """Cells of a loss of which no more is known than that it is not communication."""
+
+OF_SAMPLES = 1.96
+"""Over the root of how many samples show a loss: the part by which 95 % of as many would be off."""
 
 
 @dataclass(slots=True)
@@ -51,6 +55,10 @@ class CauseFinding:
     """That ms is as long as: few may be more or fewer by chance. 0 where it is of none."""
     is_risk: bool = False
     """No time is lost yet: named whatever ms is."""
+
+    @property
+    def sample_error(self) -> float:
+        return OF_SAMPLES / math.sqrt(self.num_samples) if self.num_samples else 0.0
 
     @property
     def mean_ms(self) -> float:

@@ -120,8 +120,6 @@ DEALING = "let each rank load its own part"
 """Begins the remedy of batches that one rank hands out."""
 IN_FORCE = re.compile(r"in force($|:)")
 """In a remedy of which the best part is set already."""
-OF_SAMPLES = 1.96
-"""Over the root of how many samples show a loss: the part by which 95 % of as many would be off."""
 LEAST_OF_HOST = 0.05
 """Of a step, by which work of the device must shorten it that is large enough without regard to the host."""
 LEFT_IN_FORCE = 0.25
@@ -267,7 +265,7 @@ def _of_no_usual_step(cause: Cause, finding: CauseFinding, judged: Run, account:
         return (
             f"The program sets torch's threads itself, in {line.text}: {facts['threads']} in each process, of"
             f" {facts['whole_cores']} cores. Where nothing else is to have them, {facts['enough']}"
-            f" threads save {quantity(cause.ms, 'ms')} of a step."
+            f" threads {facts['saves']} {quantity(cause.ms, 'ms')} of a step."
         )
     if sends_own_data(calls := waiting_calls(finding, judged), judged):
         return (
@@ -783,10 +781,7 @@ def cause_of(
     # What a host fills again that is behind its device in other places as well.
     is_filled = account.on_device and room.idle_ms >= LARGE_SHARE * step and finding.kind in REFILLED
     less = MENDED_LESS if (finding.kind in LESS and not is_needless) or is_filled else MENDED_ERROR
-    if finding.num_samples:
-        less, more = (
-            math.hypot(error, OF_SAMPLES / math.sqrt(finding.num_samples)) for error in (less, more)
-        )
+    less, more = (math.hypot(error, finding.sample_error) for error in (less, more))
     settings = settings_text(rule.settings, judged)
     is_blocked = finding.kind == "launch_bound" and bool(settings)  # what else helps, it hides
     beside_ms = 0.0

@@ -100,6 +100,19 @@ def test_who_holds_the_interpreter_s_lock_is_what_its_thread_was_started_for(tmp
     assert np.exp(1.96 / samples**0.5) <= low <= 1.2 * np.exp(1.96 / samples**0.5)
 
 
+def test_operators_may_take_longer_beside_a_thread_that_holds_the_interpreter_s_lock(tmp_path):
+    """However many samples tell of 8 ms on both ranks: a quarter of what they compute may go with them."""
+    folder = run_of(tmp_path, lambda rank, step, noise: plain(noise))
+    held = ("task", "forward", "locked_out", 8.0)
+    for rank in (0, 1):
+        write_stacks(folder, rank, ("backward", "backward", "runs", 24.0), held)
+    judged = judge(load_run(folder, "run"))
+    cause = first_cause(folder)
+    compute_ms = account_of(judged).mean_ms("compute")
+    assert (cause.ms, cause.line.text) == (pytest.approx(8.0, rel=0.05), "prepare(), batches.py:12")
+    assert 8.0 + 0.25 * compute_ms <= cause.interval_ms[1] <= 2 * (8.0 + 0.25 * compute_ms)
+
+
 @pytest.mark.parametrize("op", ["broadcast", "all_reduce"])
 def test_a_rank_is_late_by_what_it_alone_is_in_while_the_others_wait_in_any_collective(tmp_path, op):
     """Rank 0 works 8 ms longer before a broadcast, and rank 1 comes 1 ms later to what follows."""

@@ -15,6 +15,7 @@ from aorta.why.causes.rank import found_causes
 from aorta.why.causes.rules import rules
 from tests.records.run_folders import run_record
 from tests.why.causes.runs import GPU_RUN, MIB, Host, causes, plain, run_of, sampled, waited
+from tests.why.causes.stacks import COMMON, write_stacks
 
 
 def found(folder, make, run=None):
@@ -502,6 +503,12 @@ def test_cores_that_idle_cost_their_part_of_what_operators_compute(
     assert all("set_num_threads(2)" in cause.change for cause in told.listed)
     assert ["a.py:7: 1 thread in each process, of 4 cores" in text for text in told.no_loss] == (
         [True] if set_at else []
+    )
+    assert not any("another thread" in text for text in told.no_loss)
+    write_stacks(folder, 0, COMMON, ("task", "forward", "locked_out", 1.0))
+    told = found_causes(judge(load_run(folder, "run")))
+    assert all(
+        "threads may, beside another thread of the process, save up to" in text for text in told.no_loss
     )
 
 

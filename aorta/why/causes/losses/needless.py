@@ -16,7 +16,7 @@ import msgspec
 import numpy as np
 
 from aorta.account.judge.cells import Account
-from aorta.account.judge.stacks import sampled, sampled_ms
+from aorta.account.judge.stacks import sampled, sampled_ms, samples_of_ranks
 from aorta.account.load.measures import memory_limit_bytes
 from aorta.account.load.rank.kernels import NAME_COUNT, NAME_TIME, TIME
 from aorta.account.load.rank.phases import PREFIX
@@ -585,8 +585,10 @@ def idle_cores(judged: Run, account: Account) -> Iterator[CauseFinding]:
     operators_ms = SMALL_CALL_MS * sum(line.operators for line in record.work.lines)
     part = THREADS_SAVE * (1 - used / cores) * max(1 - operators_ms / float(work_ms.mean()), 0.0)
     at = modes.get("threads_at")
+    has_thread = any(one.that("locked_out").any() for one in samples_of_ranks(judged.whole or judged))
     facts = {
         "op": "threads",
+        "saves": "may, beside another thread of the process, save up to" if has_thread else "save",
         "what": "cores that idle",
         "at": None if at is None else StackFrame(at[0], at[1], "<module>", True),
         "threads": counted(threads, "thread"),

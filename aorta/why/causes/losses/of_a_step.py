@@ -4,6 +4,7 @@ A step's loss is waiting for ranks, exposed transfer, what all ranks spend on th
 for), and compute at a low clock. What one rank alone spends on the host is in the waiting of the others.
 """
 
+import math
 from collections import Counter
 from collections.abc import Iterator
 
@@ -50,6 +51,7 @@ from aorta.why.causes.losses.waiting import (
     CELLS_OF_PART,
     IN_TURN,
     PART_KINDS,
+    UNLIKE_CORES,
     WORDS,
     locked_out_facts,
     unbalanced_stages,
@@ -160,6 +162,7 @@ def findings(
             finding.facts |= _offloaded(judged)
         if finding.facts.get("op") == "locked_out":
             tell_holder(finding, judged)
+            finding.more_ms = _beside_the_lock_ms(finding, judged, parts)
         finding.slow_steps = slow if finding.kind in SEEN else None
     losses = _whole_steps(losses, step_ms, account.global_step)
     losses = _one_of_small_messages(judged, losses, details)
@@ -253,6 +256,16 @@ def _as_long_as_kernels(finding: CauseFinding, judged: Run, account: Account) ->
     if least_ms < idle_ms:
         finding.ms, finding.more_ms = finding.ms * (least_ms / idle_ms), idle_ms - least_ms
         finding.facts |= {"busy_ms": busy_ms, "origin": "blocking"}
+
+
+def _beside_the_lock_ms(finding: CauseFinding, judged: Run, parts: Parts) -> float:
+    """What may go with waits for the interpreter's lock, beyond what few samples allow for: other sleep, and
+    what operators take longer beside a thread that computes on another core."""
+    if parts.on_device:
+        return 0.0
+    row = slice(None) if finding.rank is None else judged.ranks.index(finding.rank)
+    beside_ms = parts.ms_by_kind["asleep"][row].mean() + UNLIKE_CORES * parts.compute_ms[row].mean()
+    return max(float(beside_ms) - math.expm1(finding.sample_error) * finding.mean_ms, 0.0)
 
 
 def _tell_of_cupti(judged: Run, losses: list[CauseFinding]) -> None:
