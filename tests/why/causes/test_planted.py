@@ -405,7 +405,13 @@ def test_results_that_nothing_reads_cost_what_samples_of_their_line_show_forward
         pytest.param(
             (7, 10), 1, 24.0 * 24 / 34, "of 4 but the first computes one position, not 7 to 10", id="longer"
         ),
-        pytest.param((7, 7), 1, 24.0, "make the 4 calls fewer, each on more rows: at f(), ", id="alike"),
+        pytest.param(
+            (7, 7),
+            1,
+            24.0,
+            "from the 4 calls, as in an evaluation, make them in one step of N; else make fewer",
+            id="alike",
+        ),
         pytest.param(None, 1, 24.0, "do it less often", id="evaluation"),
         pytest.param((7, 10), 4, 24.0 * 5 / 23, "do it less often", id="in-some-steps"),  # 5 of 23 judged
     ],
