@@ -156,6 +156,10 @@ class ModelCalls:
         self._of_loss.end_step()
         self._batches.end_step(self._graphs.reached)
         self._graphs.end_step()
+        with suppress(Exception):  # nothing is said of them
+            self._frozen.end_step()
+            for one in (one for held in self._held.values() for one in held):
+                one.end_step()
         is_first = len(self._sizes) == 1
         if is_first and self._type is not None:
             self.precision = _precision(self._type, self._cast)
@@ -609,12 +613,19 @@ class _Same:
         self._version = leaf._version if is_tensor else 0
         # Of memory shared with numpy no version tells.
         self._some = _some_of(leaf) if is_tensor and leaf.device.type == "cpu" else None
+        self._was_there = is_tensor
+        """In the newest step that was noted: at the end the function that held it may have returned."""
         self.times = 0
         """That it was seen again."""
 
+    def end_step(self) -> None:
+        self._was_there = self._was_there and self._ref() is not None and self.is_there()
+
     def is_there(self) -> bool:
         held = self._ref()
-        is_unwritten = held is not None and held._version == self._version
+        if held is None:
+            return self._was_there
+        is_unwritten = bool(held._version == self._version)
         return is_unwritten and (self._some is None or torch.equal(self._some, _some_of(held)))
 
     def seen_again(self, leaf: Any) -> "_Same":

@@ -22,6 +22,8 @@ MOST_ENTRIES = 1 << 26
 """Of a tensor that is compared with zero: that takes a byte each for a moment."""
 MOSTLY = 0.5
 """Of the steps that were noted."""
+FEW = 8
+"""Parameters of a module whose values are looked at in each step that is noted."""
 SEVERAL = 4
 """Calls without gradients, from which on a step evaluates, or makes what it trains on, one by one."""
 
@@ -162,6 +164,10 @@ class FrozenModules:
         self._rows: dict[int, list[torch.Tensor]] = {}
         self._parameters: dict[int, list[tuple[Any, int, torch.Tensor]]] = {}
         """References, and their versions and some values when the module was called first."""
+        self._changed: set[int] = set()
+        self._last: dict[int, list[tuple[torch.Tensor, torch.Tensor]]] = {}
+        """Some values of a few parameters at the first call and behind the newest step, on their device until
+        the end: by then the function that held the module may have returned."""
         self.lines: dict[int, StackFrame | None] = {}
 
     def called(self, module: Module, leaves: list[Any], line: StackFrame | None) -> bool:
@@ -187,9 +193,22 @@ class FrozenModules:
         self._rows.setdefault(id(module), []).append(torch.stack(sums, 1))
         return is_new
 
+    def end_step(self) -> None:
+        """See whether modules are as they were at their first calls; nothing waits for a device."""
+        for module, held in self._parameters.items():
+            now = [reference() for reference, _, _ in held]
+            if any(one is None or one._version != of[1] for one, of in zip(now, held, strict=True)):
+                self._changed.add(module)
+                continue
+            devices = backend_of(now[0].device)
+            if module not in self._changed and not (devices.is_device and devices.is_capturing()):
+                places = range(0, len(held), max(len(held) // FEW, 1))
+                self._last[module] = [(held[place][2], _some(now[place])) for place in places]
+
     def part_again(self, module: int) -> float:
         """Of its rows, that another call had before; 0 of a module that changed meanwhile."""
-        if not all(_is_unchanged(*one) for one in self._parameters.get(module, [])):
+        last = self._last.get(module)
+        if not last or module in self._changed or not all(torch.equal(*pair) for pair in last):
             return 0.0
         all_rows = torch.cat(self._rows.pop(module, [torch.zeros(1, 2)])).cpu()
         all_rows = all_rows[all_rows[:, 0] > 0]
@@ -209,11 +228,6 @@ def _quiet_of(calls: list[_Call]) -> QuietCalls | None:
 
 def _some(parameter: torch.Tensor) -> torch.Tensor:
     return parameter.detach().reshape(-1)[:8].clone()
-
-
-def _is_unchanged(reference: Any, version: int, some: torch.Tensor) -> bool:
-    parameter = reference()
-    return parameter is not None and parameter._version == version and torch.equal(_some(parameter), some)
 
 
 def unwrapped(module: Module) -> Module:

@@ -761,6 +761,23 @@ class Graph(nn.Module):
         return (weights / degrees[:, None] + self.seen) @ self.linear(x)
 
 
+@pytest.mark.parametrize("is_written", [False, True])
+def test_what_a_model_holds_is_known_when_the_function_that_held_the_model_has_returned(is_written):
+    def main():
+        model, x, weights, calls = Graph(), torch.zeros(S, D), torch.ones(S, S), ModelCalls()
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        for step in range(3):
+            calls.begin_step([optimizer], step)
+            model(x, weights, writes=is_written and step == 1).sum().backward()
+            calls.end_step()
+        return calls
+
+    calls = main()
+    calls.count()
+    of_another = 2 * S * S + S  # the second sum, of a matrix and what the model holds
+    assert calls.work.unchanged_bytes == 4 * (3 * S * S + 5 * S + (0 if is_written else of_another))
+
+
 @pytest.mark.parametrize("form", ["same", "new each time", "written to", "partly"])
 def test_what_is_computed_from_nothing_that_changes(form):
     """Of matrices of S x S: one is read for the sum, one each is read and written for the division and the
@@ -1564,7 +1581,9 @@ def test_gradients_of_whole_weights_of_which_small_factors_train(form):
     assert not work.merged or work.merged_at.function == "Adapted.forward"
 
 
-@pytest.mark.parametrize("form", ["same samples", "turned", "others", "follows", "drops out", "a copy"])
+@pytest.mark.parametrize(
+    "form", ["same samples", "let go", "turned", "others", "follows", "drops out", "a copy"]
+)
 def test_a_frozen_module_that_is_called_with_what_it_had_before(form):
     frozen, model = nn.Linear(D, D).requires_grad_(False).eval(), nn.Linear(D, D, bias=form == "a copy")
     calls, optimizer = ModelCalls(), torch.optim.SGD(model.parameters(), 0.1)
@@ -1580,8 +1599,11 @@ def test_a_frozen_module_that_is_called_with_what_it_had_before(form):
         calls.end_step()
         if form == "follows":
             frozen.weight.lerp_(model.weight.detach(), 0.1)
+    if form == "let go":  # as with the function that held it
+        del frozen
     calls.count()
-    assert calls.work.before == (PRODUCT if form == "same samples" else 0)
-    assert form != "same samples" or calls.work.before_at.function == (
+    is_told = form in ("same samples", "let go")
+    assert calls.work.before == (PRODUCT if is_told else 0)
+    assert not is_told or calls.work.before_at.function == (
         "test_a_frozen_module_that_is_called_with_what_it_had_before"
     )
