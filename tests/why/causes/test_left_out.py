@@ -240,6 +240,21 @@ def test_a_wait_in_some_steps_is_of_the_mean_step_of_the_rank_that_waits_most(tm
     assert found_causes(judged).unexplained_ms["data"] == 0.0
 
 
+@pytest.mark.parametrize(("name", "kinds"), [("item", []), ("augment", ["pause"])])
+def test_a_host_that_lets_a_busy_device_catch_up_in_every_tenth_step_loses_nothing(tmp_path, name, kinds):
+    """Steps that are not recorded take 32 ms, and every tenth 112; the device works for 40 in each."""
+
+    def make(rank, step, noise):
+        length = 40.0 if step < 24 else 112.0 if step % 10 == 0 else 32.0
+        host = Host().work(length * noise.gauss(1, 0.002)).work(0.5, "optimizer")
+        return host, {"source": "kernels", **(LEFT_OUT if step >= 24 else {})}
+
+    folder = run_of(tmp_path / "run", make, steps=120)
+    for rank in (0, 1):
+        write_stacks(folder, rank, COMMON, (name, "rest", "runs", 80.0, 10), steps=120)
+    assert [cause.kind for cause in causes(judge(load_run(folder, "a")))] == kinds
+
+
 def test_a_later_block_shows_it_in_the_steps_that_the_account_is_of(tmp_path):
     """The first steps, which the stock served, are left aside."""
     judged = loop_with_a_stock(tmp_path / "run", 10.0, lambda step: step < 24 or 64 <= step < 72)
