@@ -37,7 +37,7 @@ from aorta.attach.meta_copies import (
     num_ranks_sharing,
     without_data,
 )
-from aorta.attach.needless_batches import FrozenModules, NeedlessBatches, unwrapped
+from aorta.attach.needless_batches import FrozenModules, NeedlessBatches, some_of, unwrapped
 from aorta.attach.needless_operators import Table
 from aorta.attach.operators_by_line import ALIGNED
 from aorta.records.libraries import OWN, PYTHON, library_of
@@ -164,7 +164,7 @@ class ModelCalls:
         if is_first and self._type is not None:
             self.precision = _precision(self._type, self._cast)
         self._unread = {
-            key: (held, first, None if is_first else _some_of(one))
+            key: (held, first, None if is_first else some_of(one))
             for key, (held, first, _) in self._unread.items()
             if (one := held()) is not None and (not is_first or self._has_new_gradient(one))
         }
@@ -307,7 +307,7 @@ class ModelCalls:
     def _note_unread_of(self, module: Module) -> bool:
         """Whether it has parameters that no optimizer has."""
         found = [one for one in module.parameters() if one.requires_grad and id(one) not in self._trained]
-        self._unread |= {id(one): (ref(one), _some_of(one), None) for one in found}
+        self._unread |= {id(one): (ref(one), some_of(one), None) for one in found}
         grads = {id(one): one.grad for one in found if one.grad is not None}
         self._gradients |= {key: (ref(grad), grad._version) for key, grad in grads.items()}
         return bool(found)
@@ -612,7 +612,7 @@ class _Same:
         self._ref: Callable[[], Any] = ref(leaf) if is_tensor else lambda: None
         self._version = leaf._version if is_tensor else 0
         # Of memory shared with numpy no version tells.
-        self._some = _some_of(leaf) if is_tensor and leaf.device.type == "cpu" else None
+        self._some = some_of(leaf) if is_tensor and leaf.device.type == "cpu" else None
         self._was_there = is_tensor
         """In the newest step that was noted: at the end the function that held it may have returned."""
         self.times = 0
@@ -626,7 +626,7 @@ class _Same:
         if held is None:
             return self._was_there
         is_unwritten = bool(held._version == self._version)
-        return is_unwritten and (self._some is None or torch.equal(self._some, _some_of(held)))
+        return is_unwritten and (self._some is None or torch.equal(self._some, some_of(held)))
 
     def seen_again(self, leaf: Any) -> "_Same":
         if self._ref() is not leaf or not self.is_there():
@@ -640,11 +640,6 @@ def _may_fuse_attention() -> bool:
     of_cuda = torch.backends.cuda
     enabled = (of_cuda.flash_sdp_enabled, of_cuda.mem_efficient_sdp_enabled, of_cuda.cudnn_sdp_enabled)
     return any(one() for one in enabled)  # type: ignore[no-untyped-call]
-
-
-def _some_of(parameter: torch.Tensor) -> torch.Tensor:
-    local = getattr(parameter, "_local_tensor", parameter)  # of a DTensor
-    return local.detach().reshape(-1)[:8].clone()
 
 
 def _freeze(model: Module, unread: Iterable[int]) -> bool:

@@ -162,10 +162,11 @@ class FrozenModules:
 
     def __init__(self) -> None:
         self._rows: dict[int, list[torch.Tensor]] = {}
-        self._parameters: dict[int, list[tuple[Any, int, torch.Tensor]]] = {}
-        """References, and their versions and some values when the module was called first."""
+        self._parameters: dict[int, list[tuple[Any, int]]] = {}
+        """References, and their versions when the module was called first."""
         self._changed: set[int] = set()
-        self._last: dict[int, list[tuple[torch.Tensor, torch.Tensor]]] = {}
+        self._first: dict[int, list[torch.Tensor]] = {}
+        self._last: dict[int, list[torch.Tensor]] = {}
         """Some values of a few parameters at the first call and behind the newest step, on their device until
         the end: by then the function that held the module may have returned."""
         self.lines: dict[int, StackFrame | None] = {}
@@ -183,7 +184,8 @@ class FrozenModules:
             parameters = [*module.parameters()]
             if not parameters or any(type(one.data) is not torch.Tensor for one in parameters):
                 return False
-            self._parameters[id(module)] = [(ref(one), one._version, _some(one)) for one in parameters]
+            self._parameters[id(module)] = [(ref(one), one._version) for one in parameters]
+            self._first[id(module)] = _some_of_few(parameters)
             self.lines[id(module)] = line
         rows, dims = given.detach(), tuple(range(1, given.dim()))  # reduced without a copy of it
         sums = [torch.linalg.vector_norm(rows, dim=dims, dtype=torch.float32)]
@@ -196,19 +198,18 @@ class FrozenModules:
     def end_step(self) -> None:
         """See whether modules are as they were at their first calls; nothing waits for a device."""
         for module, held in self._parameters.items():
-            now = [reference() for reference, _, _ in held]
+            now = [reference() for reference, _ in held]
             if any(one is None or one._version != of[1] for one, of in zip(now, held, strict=True)):
                 self._changed.add(module)
                 continue
             devices = backend_of(now[0].device)
             if module not in self._changed and not (devices.is_device and devices.is_capturing()):
-                places = range(0, len(held), max(len(held) // FEW, 1))
-                self._last[module] = [(held[place][2], _some(now[place])) for place in places]
+                self._last[module] = _some_of_few(now)
 
     def part_again(self, module: int) -> float:
         """Of its rows, that another call had before; 0 of a module that changed meanwhile."""
         last = self._last.get(module)
-        if not last or module in self._changed or not all(torch.equal(*pair) for pair in last):
+        if last is None or module in self._changed or not all(map(torch.equal, self._first[module], last)):
             return 0.0
         all_rows = torch.cat(self._rows.pop(module, [torch.zeros(1, 2)])).cpu()
         all_rows = all_rows[all_rows[:, 0] > 0]
@@ -226,8 +227,13 @@ def _quiet_of(calls: list[_Call]) -> QuietCalls | None:
     return QuietCalls(num=num, columns=(first, lengths[-1]), at=found[-1].line)
 
 
-def _some(parameter: torch.Tensor) -> torch.Tensor:
-    return parameter.detach().reshape(-1)[:8].clone()
+def some_of(tensor: torch.Tensor) -> torch.Tensor:
+    local = getattr(tensor, "_local_tensor", tensor)  # of a DTensor
+    return local.detach().reshape(-1)[:8].clone()
+
+
+def _some_of_few(parameters: list[Any]) -> list[torch.Tensor]:
+    return [some_of(one) for one in parameters[:: max(len(parameters) // FEW, 1)]]
 
 
 def unwrapped(module: Module) -> Module:
