@@ -12,7 +12,7 @@ from torch.nn.functional import cross_entropy
 device = place()
 model = network(width=1024, layers=8).to(device)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.01, fused=True)
-rows, labels = torch.randn(8192, 64, device=device), torch.randint(10, (8192,), device=device)
+rows, labels = torch.randn(1024, 64, device=device), torch.randint(10, (1024,), device=device)
 for _ in steps(120):
     optimizer.zero_grad()
     with save_on_cpu():
