@@ -579,8 +579,10 @@ def exposed_of(run: Run) -> Exposed | None:
     if num_ranks > 1 and is_known.any():
         caused = _blame(run, exposed, wait) / (num_ranks - 1)
     rest = exposed - wait
-    lost = _lost(run, wait, BEHIND_WAITS)
-    moving = np.clip(_lost(run, exposed, BEHIND_EXPOSED) - lost, 0.0, rest)
+    # Of a broadcast no arrivals tell the wait; what all exposure delays, but for what is no wait, waits do.
+    all_of_it = _lost(run, exposed, BEHIND_EXPOSED)
+    lost = np.maximum(_lost(run, wait, BEHIND_WAITS), np.minimum(all_of_it - rest, wait))
+    moving = np.clip(all_of_it - lost, 0.0, rest)
     is_limited = run.source != "host" and run.mean_of_host(BEHIND_EXPOSED) is not None
     is_coupled = is_limited and is_one_group(run.collectives, num_ranks)
     return Exposed(

@@ -1,7 +1,7 @@
 """A loss that the numbers of a run show, before it is put into words."""
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -64,6 +64,13 @@ class CauseFinding:
     def mean_ms(self) -> float:
         finite = self.ms[np.isfinite(self.ms)]
         return max(float(finite.mean()), 0.0) if len(finite) else 0.0
+
+    def shorten(self, part: float) -> None:
+        """To that part of the loss."""
+        self.ms = self.ms * part
+        if (slow := self.occasions) is not None:
+            excess_ms, error_ms = slow.excess_ms * part, slow.usual_error_ms * part
+            self.occasions = replace(slow, excess_ms=excess_ms, usual_error_ms=error_ms)
 
 
 def of_one_rank(num_ranks: int, *own: str) -> dict[tuple[str, ...], float]:

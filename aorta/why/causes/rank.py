@@ -422,7 +422,8 @@ def _place(cause: Cause, named: list[Cause]) -> tuple[float, bool]:
     is_of_threads = cause.kind == "compute" and cause.change.startswith("torch.set_num_threads")
     if cause.kind == "core_taken" or is_of_threads:
         most_ms = min((one.ms for one in named if one.is_waited_for), default=math.inf)
-    if cause.kind == "late_rank" and any(text.startswith("launches:") for text in cause.evidence):
+    is_by_launches = any(text.startswith("launches:") for text in cause.evidence)
+    if cause.kind == "late_rank" and is_by_launches and not cause.change.startswith(DEALING):
         known = [one.ms for one in named if not one.is_waited_for]
         most_ms = min((ms for ms in known if ms >= ECHO * cause.ms), default=math.inf)
     return -min(cause.ms, most_ms), most_ms < cause.ms
@@ -540,16 +541,10 @@ def _keep(finding: CauseFinding, mean_ms: float) -> None:
     if not claimed_ms > mean_ms:
         return
     part = mean_ms / claimed_ms
-    finding.ms = finding.ms * part
+    finding.shorten(part)
     for name in ("part_ms", "others_ms", "per_call_ms", "per_unit_ms", "host_ms"):
         if finding.facts.get(name) is not None and finding.kind != "copy":  # so long the device copies
             finding.facts[name] *= part
-    if finding.occasions is not None:
-        finding.occasions = replace(
-            finding.occasions,
-            excess_ms=finding.occasions.excess_ms * part,
-            usual_error_ms=finding.occasions.usual_error_ms * part,
-        )
 
 
 def _may_go_too(taken: dict[str, float], ledger: Ledger) -> float:

@@ -12,9 +12,11 @@ from aorta.account.judge.answer import dataset_answer
 from aorta.account.judge.judged import dataset, judge
 from aorta.account.load.open import load_run
 from aorta.account.load.rank.phases import PREFIX
-from aorta.records.files import kernels_name
+from aorta.records.files import kernels_name, sites_name
 from aorta.records.schema import (
     UNLIKE,
+    CallSite,
+    CallSites,
     HostSpan,
     HostUse,
     KernelNames,
@@ -45,7 +47,7 @@ from aorta.why.causes.rules import rules
 from aorta.why.causes.text import _unexplained_text, fact_texts, filled, nothing_text, title
 from tests.records.run_folders import run_record
 from tests.why.causes.runs import Host, causes, run_of, sampled
-from tests.why.causes.stacks import COMMON, write_stacks
+from tests.why.causes.stacks import COMMON, TRAIN, write_stacks
 
 pytestmark = pytest.mark.heavy
 
@@ -104,16 +106,19 @@ def test_all_ranks_that_idle_launch_or_sleep(tmp_path, cpu_ms, kind, idle_ms):
     assert first.ms == pytest.approx(idle_ms, rel=0.05)
 
 
-def rank_0_behind(lead_ms, told_every=1):
-    """Rank 1 waits 10 ms for it in every step; at the next collective its host is ahead by lead_ms.
+def rank_0_behind(lead_ms, told_every=1, op="all_reduce"):
+    """Rank 1 waits 10 ms for it in every step, in such a collective; at the next one, which is long enough to
+    be matched where it is the only one to be, its host is ahead by lead_ms.
 
     told_every: one step in so many tells when its collectives were launched.
     """
 
     def make(rank, step, noise):
         first, second = (0.0, lead_ms) if step % told_every == 0 else (None, None)
-        host = Host().idle(10.0).comm(2.0, lead=first) if rank == 0 else Host().comm(12.0, lead=first)
-        return host.work(20.0 * noise.gauss(1, 0.01)).comm(1.0, lead=second), used(45.0)
+        host = Host().idle(10.0) if rank == 0 else Host()
+        host.comm(2.0 if rank == 0 else 12.0, op, lead=first)
+        last_ms = 1.0 if op == "all_reduce" else 6.0
+        return host.work(20.0 * noise.gauss(1, 0.01)).comm(last_ms, lead=second), used(45.0)
 
     return make
 
@@ -124,6 +129,32 @@ def test_a_wait_behind_which_work_is_queued_is_for_the_late_rank(tmp_path):
     assert first.ms == pytest.approx(10.0, rel=0.05)
     assert [cause.kind for cause in others] == ["transfer"]
     assert any(text.startswith("launches: 10.0 ms a step there") for text in first.evidence)
+
+
+@pytest.mark.parametrize(("lead_ms", "lost_ms"), [(15.0, [10.0]), (0.0, [])])
+def test_what_a_rank_waits_in_a_broadcast_is_lost_as_far_as_its_host_is_ahead(tmp_path, lead_ms, lost_ms):
+    """No arrivals tell that wait; the transfer of 6 ms behind it is none."""
+    found = named(tmp_path / "run", rank_0_behind(lead_ms, op="broadcast"))
+    late = [(cause.rank, cause.ms) for cause in found if cause.kind == "late_rank"]
+    assert late == [(0, pytest.approx(ms, rel=0.05)) for ms in lost_ms]
+
+
+@pytest.mark.parametrize(
+    ("in_line", "ms"), [pytest.param(20, 5.0, id="handed out there"), pytest.param(33, 10.0, id="elsewhere")]
+)
+def test_a_rank_that_loads_what_it_hands_out_leaves_each_its_part(tmp_path, in_line, ms):
+    """Rank 0 loads for 10 ms, and rank 1's device waits for it in a broadcast."""
+    folder = run_of(tmp_path / "run", rank_0_behind(15.0, op="broadcast"), steps=STEPS)
+    write_stacks(folder, 0, ("loads", "rest", "runs", 10.0), ("backward", "backward", "runs", 20.0))
+    write_stacks(folder, 1, ("backward", "backward", "sleeps", 30.0))
+    site = dict(file=TRAIN, line=in_line, op="broadcast", moves="a tensor", num_calls=4, bytes=4 * (8 << 20))
+    for rank in (0, 1):
+        called = CallSite(**site, function="main" if in_line == 20 else "log")
+        (folder / sites_name(rank)).write_bytes(msgspec.json.encode(CallSites(num_steps=4, sites=[called])))
+    [late] = [one for one in causes(judge(load_run(folder, "run"), 1)) if one.kind == "late_rank"]
+    assert (late.rank, late.ms) == (0, pytest.approx(ms, rel=0.05))
+    assert late.change.startswith(DEALING) == (in_line == 20)
+    assert ("hands 8.0 MiB a step to the others, in main(), train.py:20" in late.change) == (in_line == 20)
 
 
 @pytest.mark.parametrize(
@@ -1344,10 +1375,12 @@ def test_what_one_rank_has_more_of_is_told_with_what_all_ranks_lose():
     assert taken == {"copy": 18.5, "wait": 1.0}
 
 
-@pytest.mark.parametrize(("host_ms", "is_first"), [(3.0, True), (1.0, False)])
-def test_a_rank_that_launches_late_stands_behind_what_all_hosts_lose(host_ms, is_first):
+@pytest.mark.parametrize(
+    ("host_ms", "change", "is_first"), [(3.0, "", True), (1.0, "", False), (3.0, DEALING, False)]
+)
+def test_a_rank_that_launches_late_stands_behind_what_all_hosts_lose(host_ms, change, is_first):
     late, host, other = (
-        SimpleNamespace(kind=kind, ms=ms, evidence=evidence, is_waited_for=kind == "late_rank")
+        SimpleNamespace(kind=kind, ms=ms, evidence=evidence, is_waited_for=kind == "late_rank", change=change)
         for kind, ms, evidence in (
             ("late_rank", 5.0, ("launches: 9.00 ms a step there",)),
             ("synchronisation", host_ms, ()),

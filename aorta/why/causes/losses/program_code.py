@@ -9,7 +9,7 @@ import builtins
 import math
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -185,16 +185,7 @@ def program_code(
             row.moves == "an object" and (row.file, row.function) == group[:2] for row in sites_of(judged)
         ):
             facts["origin"] = "objects"
-        dealt_bytes = sum(
-            row.bytes_per_step
-            for row in sites_of(judged)
-            if row.op in DEALS
-            and row.moves.startswith("a tensor")
-            and (row.file, row.function) == group[:2]
-            and group[2] in (0, row.line)
-        )
-        if dealt_bytes >= DEALT_BYTES:
-            facts |= {"origin": "dealt", "dealt_bytes": dealt_bytes}
+        facts |= dealt(judged, [StackFrame(group[0], group[2], group[1], True).text], group[2])
         kind: CauseKind = "program_code"
         if account.on_device and ms.mean() >= LARGE * account.mean_step_ms:
             is_in = waits & set().union(*map(_lines, samples, rows))
@@ -401,6 +392,16 @@ def _not_waiting(
         total += ms
         idle += ms if num >= MANY_WAITS else max(ms - waited_ms, 0.0)
     return idle / total if total > 0 else 1.0
+
+
+def dealt(judged: Run, lines: Iterable[str], of_line: int = 0) -> dict[str, Any]:
+    """Facts of batches that a rank hands out in these lines' functions, or in one line of them; else none."""
+    functions = {text.rpartition(":")[0] for text in lines}
+    rows = [row for row in sites_of(judged) if row.op in DEALS and row.moves.startswith("a tensor")]
+    rows = [row for row in rows if row.place.rpartition(":")[0] in functions and of_line in (0, row.line)]
+    num_bytes = sum(row.bytes_per_step for row in rows)
+    is_batch = num_bytes >= DEALT_BYTES
+    return {"origin": "dealt", "dealt_bytes": num_bytes, "dealt_at": rows[0].place} if is_batch else {}
 
 
 def own_of_rank(judged: Run, account: Account) -> CauseFinding | None:

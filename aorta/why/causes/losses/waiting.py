@@ -37,9 +37,10 @@ from aorta.account.model import Run
 from aorta.account.numbers import quantity
 from aorta.account.rows import of_the_others, positive
 from aorta.records.schema import UNLIKE
+from aorta.why.causes.code_lines import line_of
 from aorta.why.causes.finding import ANY_CELL, WAIT, CauseFinding, Floats, of_one_rank, steps_with
 from aorta.why.causes.losses.parts import Parts, longest_of
-from aorta.why.causes.losses.program_code import own_of_rank
+from aorta.why.causes.losses.program_code import dealt, own_of_rank
 
 IN_TURN = "different ranks in turn"
 ASLEEP = "host asleep within the step"
@@ -149,7 +150,7 @@ def waiting(judged: Run, parts: Parts, exposed: Exposed) -> Iterator[CauseFindin
     if own is not None and own.rank is not None and not _is_in_some_steps(judged, parts, left, own.rank):
         lost_ms = left[ranks.index(own.rank)]
         lost_ms *= max(1 - own.mean_ms / max(float(lost_ms.mean()), own.mean_ms), 0.0)
-        yield own
+        yield _as_dealt(judged, own)
     yield from _starved_rank(judged, parts, left)
     for name, kind in PART_KINDS:
         by_rank = parts.ms_by_kind.get(name)
@@ -300,7 +301,18 @@ def _late_rank(judged: Run, parts: Parts, left: Floats) -> Iterator[CauseFinding
             yield _of_shared_work(judged, parts, late, facts, [on_core.text(late.when, longer)])
             return
         own, facts["least_part"] = "compute", 1 - 1 / len(ranks)  # the others may have to do their part of it
-    yield _finding_of(late, ranks[worst], of_one_rank(len(ranks), own, *ANY_CELL), facts, evidence)
+    found = _finding_of(late, ranks[worst], of_one_rank(len(ranks), own, *ANY_CELL), facts, evidence)
+    yield _as_dealt(judged, found)
+
+
+def _as_dealt(judged: Run, found: CauseFinding) -> CauseFinding:
+    """Of a rank that loads what it hands out to the others: each of them has to load its part then."""
+    line = line_of(found, judged)
+    if line is not None and (facts := dealt(judged, (line.text, line.caller))):
+        found.facts |= facts
+        found.takes = {WAIT: 1.0}
+        found.shorten(1 - 1 / len(judged.ranks))
+    return found
 
 
 def _of_more_work(
@@ -321,12 +333,9 @@ def _of_shared_work(
     judged: Run, parts: Parts, late: Lateness, facts: dict[str, object], evidence: list[str]
 ) -> CauseFinding:
     """Of a rank with more work: it does not vanish, and what equal work saves is its excess over the mean."""
-    num, occasions, part = len(judged.ranks), late.occasions, 1 - 1 / len(judged.ranks)
-    if occasions is not None:
-        shared_ms = {name: part * getattr(occasions, name) for name in ("excess_ms", "usual_error_ms")}
-        occasions = replace(occasions, **shared_ms)
-    less = replace(late, ms=part * late.ms, occasions=occasions)
-    found = _finding_of(less, judged.ranks[late.row], {WAIT: 1.0}, facts, evidence)
+    num = len(judged.ranks)
+    found = _finding_of(late, judged.ranks[late.row], {WAIT: 1.0}, facts, evidence)
+    found.shorten(1 - 1 / num)
     mine, others = _of_rank(parts.compute_ms, late)
     found.kind = "imbalance"
     found.facts |= {"op": "batches" if _differ(judged) else "kernels", "mine_ms": mine, "others_ms": others}

@@ -1,5 +1,5 @@
 """
-cause: program_code
+cause: late_rank|program_code
 told: let each rank load its own part of a batch
 device: cuda
 ranks: 2
