@@ -43,6 +43,8 @@ _TEST_CYCLES = 200_000
 _TEST_KERNEL = "spin_kernel"
 _TEST_WAIT_NS = 300_000_000
 """How long the self-test waits for records of what has ended."""
+_NUM_LAUNCHES, _NUM_BURSTS = 50, 5
+"""Launches in a row, far fewer than a queue holds; the quickest burst of so many tells how long one takes."""
 _CLOCK_ERROR_NS = 100_000
 """How far the known kernel may lie outside the host's bracket: the driver interpolates between clocks."""
 
@@ -91,6 +93,9 @@ class KernelRecords:
         self.is_on = False
         self.version: int = library.aorta_kernels_version()
         """Of the tracer, as it counts."""
+        self.launch_us: float | None = None
+        """By how much the tracer, once it was on, makes each launch slower until the process ends; None: not
+        measured."""
 
     @classmethod
     def open(cls, device: torch.device) -> "KernelRecords":
@@ -99,9 +104,14 @@ class KernelRecords:
         records = cls(library, device)
         if library.aorta_kernels_prepare_marks():
             raise KernelRecordsUnavailable(_error_of(library))
+        before_us = _launch_us(device)
         records.start()
         try:
             records._prove()
+            if torch.version.hip is None:  # rocprofiler-sdk is in the process since HIP was initialised
+                records.stop()
+                records.launch_us = max(_launch_us(device) - before_us, 0.0)
+                records.start()
         except BaseException:
             records.stop()
             raise
@@ -253,6 +263,19 @@ class KernelRecords:
             reason = "the device's progress does not reach the host"
         if reason is not None:
             raise KernelRecordsUnavailable(f"self-test: {reason}")
+
+
+def _launch_us(device: torch.device) -> float:
+    """How long a launch takes that has nothing to wait for."""
+    bursts = []
+    for _ in range(_NUM_BURSTS):
+        torch.cuda.synchronize(device)
+        began_ns = time.perf_counter_ns()
+        for _ in range(_NUM_LAUNCHES):
+            torch.cuda._sleep(1)
+        bursts.append(time.perf_counter_ns() - began_ns)
+    torch.cuda.synchronize(device)
+    return min(bursts) / 1e3 / _NUM_LAUNCHES
 
 
 def why_not_proved(

@@ -49,8 +49,9 @@ class KernelSource:
         self._profiler = ProfilerWatch(self._yield_to_profiler)
         self._yielded = False
         """True: a profiler has the records, or had them until the next step begins."""
-        self._version: int | None = None
-        self._faults: list[str] = []
+        self.tracer: dict[str, Any] = {"tracer_version": None, "known_faults": []}
+        """For run.json: the version of what gives the records, what it takes of each launch once it was on,
+        and what is known to be wrong in it."""
         self._before_yield: Callable[[], None] | None = None
         self._device_later: torch.device | None = None
         """Device to open once the profiler is done that had the records when the first step began."""
@@ -97,8 +98,12 @@ class KernelSource:
                 raise InstrumentError(f"kernels='on': {error}") from None
             logger.info("kernel records are not used, events are: %s", error)
             return
-        self._version = self.records.version
-        self._faults = known_faults(self._version) if torch.version.hip is None else []
+        version = self.records.version
+        self.tracer = {
+            "tracer_version": version,
+            "tracer_launch_us": self.records.launch_us,
+            "known_faults": known_faults(version) if torch.version.hip is None else [],
+        }
         self.reason = None
         self.note = devices.kernels_note
 
@@ -136,10 +141,6 @@ class KernelSource:
         """Put a mark on a stream and return its number, 0 where that was not possible."""
         records = self.records
         return records.mark(stream) if records is not None and records.is_on else 0
-
-    def described(self) -> dict[str, Any]:
-        """Describe for run.json which tracer gave the records, and what is known to be wrong in it."""
-        return {"tracer_version": self._version, "known_faults": self._faults}
 
     @property
     def is_ready(self) -> bool:

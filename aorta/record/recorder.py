@@ -443,7 +443,7 @@ class Recorder:
         return {
             "reason": "there is no device" if self._sources.device is None else kernels.reason,
             "note": kernels.note,
-            **kernels.described(),
+            **kernels.tracer,
             "gaps_for_profilers": kernels.num_yields,
             "matched": matched,
         }

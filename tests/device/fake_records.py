@@ -19,6 +19,7 @@ class FakeRecords:
     def __init__(self) -> None:
         self.is_on = False
         self.version = 0
+        self.launch_us = 1.5
         self._names = [""]
         self._rows: list[dict[str, Any]] = []
         self._lock = threading.Lock()

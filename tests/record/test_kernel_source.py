@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from aorta.device import kernel_records
 from aorta.device.kernel_records import KernelRecords
 from aorta.record.journal import Journal
 from aorta.record.kernel_source import KernelSource
@@ -110,6 +111,31 @@ def test_buffers_are_claimed_once_and_again_after_another_client(library, source
     assert library.called[-2:] == ["stop", "flush"]
     source._resume()
     assert library.called.count("claim") == 2
+
+
+def test_what_the_tracer_takes_of_a_launch_is_measured_before_its_first_record_and_after_it(
+    library, monkeypatch
+):
+    """3 us before, 4.4 us once it was on, but for a burst in which another thread had the core."""
+    clock = {"ns": 0, "launches": 0}
+
+    def launch(cycles):
+        clock["launches"] += 1
+        is_disturbed = clock["launches"] < 50
+        clock["ns"] += 4_400 if "start" in library.called else 3_000 + 9_000 * is_disturbed
+
+    library.aorta_kernels_prepare_marks = lambda: 0
+    monkeypatch.setattr(kernel_records, "_cupti_library", lambda: library)
+    monkeypatch.setattr(KernelRecords, "_prove", lambda records: library.called.append("prove"))
+    monkeypatch.setattr(kernel_records.time, "perf_counter_ns", lambda: clock["ns"])
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
+    monkeypatch.setattr(torch.cuda, "_sleep", launch)
+
+    records = KernelRecords.open(torch.device("cpu"))
+
+    assert records.launch_us == pytest.approx(1.4)
+    assert records.is_on
+    assert library.called == ["claim", "start", "prove", "stop", "start"]
 
 
 def test_what_is_issued_after_the_last_body_is_in_no_step():
