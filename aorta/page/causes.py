@@ -10,8 +10,10 @@ from aorta.page.parts import (
     chart,
     empty,
     number,
+    numeric,
     percent,
     quantity,
+    row,
     section,
     table,
     tag,
@@ -100,17 +102,12 @@ def _whatifs(whatifs: WhatIfs) -> list[Markup]:
     if not whatifs.lines:
         return [tag("h3", "What-ifs"), empty(whatifs.empty_text)]
     rows = [
-        tag(
-            "tr",
-            tag("th", tag("code", line.change), scope="row"),
-            tag("td", quantity(line.predicted_ms, "ms"), class_="num"),
-            tag(
-                "td",
-                f"{quantity(line.interval_ms[0], 'ms')} to {quantity(line.interval_ms[1], 'ms')}",
-                class_="num",
-            ),
-            tag("td", percent(line.predicted_ms / line.step_ms - 1, sign=True, digits=1), class_="num"),
-            tag("td", line.next_text),
+        row(
+            tag("code", line.change),
+            numeric(quantity(line.predicted_ms, "ms")),
+            numeric(" to ".join(quantity(ms, "ms") for ms in line.interval_ms)),
+            numeric(percent(line.predicted_ms / line.step_ms - 1, sign=True, digits=1)),
+            line.next_text,
         )
         for line in whatifs.lines
     ]

@@ -22,8 +22,10 @@ from aorta.page.parts import (
     folded,
     interval_text,
     number,
+    numeric,
     percent,
     quantity,
+    row,
     section,
     sentence,
     setting_cell,
@@ -121,13 +123,10 @@ def _phases(comparison: Comparison, decomposition: Decomposition) -> Markup:
         ("difference", "ms", True), (LEVEL, "ms", True), ("most of it in", "", False),
     ]  # fmt: skip
     rows = [
-        tag(
-            "tr",
-            tag("th", phase.title, scope="row"),
-            cell(phase.part.reference_ms),
-            cell(phase.part.candidate_ms),
-            cell(phase.part.difference_ms, sign=True),
-            tag("td", interval_text(phase.part.interval), class_="num"),
+        row(
+            phase.title,
+            *_times(phase.part),
+            numeric(interval_text(phase.part.interval)),
             tag("td", tag("code", phase.line) if phase.line else None),
         )
         for phase in decomposition.phases
@@ -204,16 +203,17 @@ def _part_row(part: Part, longest: float, has_intervals: bool, is_sum: bool) -> 
     if ends:
         places = {"x1": at_percent(ends[0]), "x2": at_percent(ends[1]), "y1": "10", "y2": "10"}
         marks += [tag("line", **places, class_="halo"), tag("line", **places, class_="whisker")]
-    return tag(
-        "tr",
-        tag("th", swatch(cell_mark(part.name)) if part.name in CELLS else None, name, scope="row"),
-        cell(part.reference_ms),
-        cell(part.candidate_ms),
-        cell(part.difference_ms, sign=True),
-        tag("td", interval_text(part.interval), class_="num") if has_intervals else None,
+    return row(
+        (swatch(cell_mark(part.name)) if part.name in CELLS else None, name),
+        *_times(part),
+        numeric(interval_text(part.interval)) if has_intervals else None,
         tag("td", chart(marks, 20, quantity(part.difference_ms, "ms", sign=True)), class_="wide"),
         class_="sum" if is_sum else None,
     )
+
+
+def _times(part: Part) -> tuple[Markup, Markup, Markup]:
+    return cell(part.reference_ms), cell(part.candidate_ms), cell(part.difference_ms, sign=True)
 
 
 def _ratio_reach(metrics: Sequence[MetricComparison]) -> float:

@@ -18,7 +18,9 @@ from aorta.page.parts import (
     Column,
     Markup,
     byte_text,
+    canvas,
     cell,
+    controls,
     empty,
     number,
     percent,
@@ -50,23 +52,10 @@ def ranks_by_steps(report: Report) -> Markup | None:
     if not any(tables) and not has_several:
         return None
     drawn = [
+        controls(("Run", "heat-run"), ("Colour", "heat-metric")),
         tag(
             "div",
-            tag("label", "Run ", tag("select", id="heat-run")),
-            tag("label", "Colour ", tag("select", id="heat-metric")),
-            class_="controls needs-script",
-        ),
-        tag(
-            "div",
-            tag(
-                "canvas",
-                "The map needs a browser that draws on a canvas.",
-                id="heat-canvas",
-                tabindex="0",
-                role="img",
-                aria_label="Ranks by steps",
-                aria_describedby="heat-said",
-            ),
+            canvas("heat-canvas", "map needs", "Ranks by steps", "heat-said", "img"),
             class_="canvas heat needs-script",
         ),
         tag("p", id="heat-said", class_="said needs-script", aria_live="polite"),

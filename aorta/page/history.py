@@ -17,6 +17,7 @@ from aorta.page.parts import (
     empty,
     percent,
     quantity,
+    row,
     section,
     table,
     tag,
@@ -88,9 +89,8 @@ def _parts(lines: Sequence[HistoryLine]) -> Markup:
             marks.append(bar(left, right, cell_mark(name), 3, 12, f"{title} {quantity(ms, 'ms')}"))
             left = right
         rows.append(
-            tag(
-                "tr",
-                tag("th", _when(line.unix_ns), scope="row"),
+            row(
+                _when(line.unix_ns),
                 cell(total),
                 tag("td", chart(marks, 18, f"{total:.4g} ms"), class_="wide"),
             )
@@ -104,17 +104,10 @@ def _parts(lines: Sequence[HistoryLine]) -> Markup:
 
 def _rows(lines: Sequence[HistoryLine]) -> Markup:
     rows = [
-        tag(
-            "tr",
-            tag("th", _when(line.unix_ns), scope="row"),
-            tag("td", (line.commit or "")[:12]),
-            cell(line.reference),
-            cell(line.candidate),
-            tag("td", line.verdict),
-            tag("td", line.headline, class_="why"),
-        )
+        row(_when(line.unix_ns), (line.commit or "")[:12], cell(line.reference), cell(line.candidate),
+            line.verdict, tag("td", line.headline, class_="why"))
         for line in reversed(lines)
-    ]
+    ]  # fmt: skip
     columns = [
         ("when", "", False), ("commit", "", False), ("baseline", "", True), ("candidate", "", True),
         ("verdict", "", False), ("", "", False),

@@ -25,6 +25,8 @@ from aorta.page.frame import FOOTER, asset, document, hash_of, style_text
 from aorta.page.heat import heat_data, ranks_by_steps
 from aorta.page.parts import (
     Markup,
+    canvas,
+    controls,
     counted,
     empty,
     hatches,
@@ -161,7 +163,7 @@ def _timeline(report: Report, steps_shown: list[Steps]) -> Markup:
         for steps in steps_shown
         if steps.why_empty
     ]
-    controls = tag(
+    steering = tag(
         "div",
         tag("label", "Step ", tag("select", id="timeline-step")),
         tag("fieldset", tag("legend", "Ranks"), tag("span", id="timeline-ranks")),
@@ -175,21 +177,13 @@ def _timeline(report: Report, steps_shown: list[Steps]) -> Markup:
         ),
         class_="controls needs-script",
     )
-    canvas = tag(
-        "canvas",
-        "The timeline needs a browser that draws on a canvas.",
-        id="timeline-canvas",
-        tabindex="0",
-        role="application",
-        aria_label="Timeline of a step",
-        aria_describedby="timeline-help",
-    )
+    drawn = canvas("timeline-canvas", "timeline needs", "Timeline of a step", "timeline-help")
     return section(
         "timeline",
         "Timeline of a step",
         legend(["compute", "hidden", "exposed", "wait", "idle"]),
-        controls,
-        tag("div", canvas, class_="canvas needs-script"),
+        steering,
+        tag("div", drawn, class_="canvas needs-script"),
         tag("p", id="timeline-said", aria_live="polite", class_="said needs-script"),
         tag(
             "details",
@@ -211,11 +205,7 @@ def _distributions() -> Markup:
     return section(
         "distributions",
         "Distributions",
-        tag(
-            "div",
-            tag("label", "Metric ", tag("select", id="distribution-metric")),
-            class_="controls needs-script",
-        ),
+        controls(("Metric", "distribution-metric")),
         tag(
             "div",
             "The chart needs a browser that runs scripts.",

@@ -304,6 +304,37 @@ def cell(
     )
 
 
+def row(head: Child, *cells: Child, **attributes: Attribute) -> Markup:
+    """A row of a table: its head, then cells; one that is plain text is put into an element."""
+    rest = (tag("td", child) if type(child) is str else child for child in cells)
+    return tag("tr", tag("th", head, scope="row"), *rest, **attributes)
+
+
+def numeric(text: str) -> Markup:
+    """A number's words, where nothing sorts by it."""
+    return tag("td", text, class_="num")
+
+
+def controls(*choices: tuple[str, str], class_: str = "controls needs-script") -> Markup:
+    """Lists to choose from, each by its words and its id; the page's scripts fill them."""
+    return tag(
+        "div", (tag("label", f"{words} ", tag("select", id=name)) for words, name in choices), class_=class_
+    )
+
+
+def canvas(name: str, what: str, label: str, described_by: str, role: str = "application") -> Markup:
+    """What a script draws on; read out as `label` and by the element that describes it."""
+    return tag(
+        "canvas",
+        f"The {what} a browser that draws on a canvas.",
+        id=name,
+        tabindex="0",
+        role=role,
+        aria_label=label,
+        aria_describedby=described_by,
+    )
+
+
 def bullets(texts: Sequence[str]) -> Markup | None:
     return tag("ul", [tag("li", text) for text in texts], class_="notes") if texts else None
 

@@ -19,6 +19,7 @@ from aorta.page.parts import (
     filterable,
     folded,
     percent,
+    row,
     section,
     setting_cell,
     table,
@@ -72,13 +73,11 @@ def _sites(dataset: Dataset, named: bool) -> Markup | None:
         ("bytes per step", "", True), ("ranks", "", False),
     ]  # fmt: skip
     rows = [
-        tag(
-            "tr",
-            tag("th", row.place, scope="row"), tag("td", row.op), tag("td", row.moves),
-            cell(row.per_step), cell(row.bytes_per_step, text=byte_text(row.bytes_per_step)),
-            tag("td", ", ".join(map(str, row.ranks))),
+        row(
+            site.place, site.op, site.moves, cell(site.per_step),
+            cell(site.bytes_per_step, text=byte_text(site.bytes_per_step)), ", ".join(map(str, site.ranks)),
         )
-        for row in found
+        for site in found
     ]  # fmt: skip
     return tag("div", tag("h3", title), table(title, columns, rows, sortable=True))
 
@@ -166,10 +165,7 @@ def what_ran(report: Report) -> Markup:
     datasets = list(report.datasets.values())
     facts = [_facts(dataset) for dataset in datasets]
     columns: list[Column] = [("", "", False), *((dataset.label, "", False) for dataset in datasets)]
-    rows = [
-        tag("tr", tag("th", name, scope="row"), [tag("td", fact[name]) for fact in facts])
-        for name in facts[0]
-    ]
+    rows = [row(name, *(fact[name] for fact in facts)) for name in facts[0]]
     of_runs = table("What ran", columns, rows, class_="narrow facts")
     return section("ran", "What ran", of_runs, [_settings_of(dataset) for dataset in datasets])
 
@@ -249,14 +245,7 @@ def notes(report: Report) -> Markup:
     names = dict.fromkeys(name for run_reasons in reasons for name in run_reasons)
     if names:
         columns = [("not measured", "", False), *((dataset.label, "", False) for dataset in datasets)]
-        rows = [
-            tag(
-                "tr",
-                tag("th", name, scope="row"),
-                [tag("td", run_reasons.get(name, "measured")) for run_reasons in reasons],
-            )
-            for name in names
-        ]
+        rows = [row(name, *(run_reasons.get(name, "measured") for run_reasons in reasons)) for name in names]
         children.append(table("Not measured, and why", columns, rows, class_="narrow"))
     heading = f"{counted(num_notes, 'note')}; not measured: {len(names)}"
     return section("notes", "Notes and missing measurements", folded(heading, children))

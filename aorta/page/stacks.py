@@ -17,7 +17,20 @@ from aorta.account.judge.profiles import (
     tree,
 )
 from aorta.account.model import Dataset, Report
-from aorta.page.parts import Column, Markup, cell, counted, percent, section, sentence, table, tag
+from aorta.page.parts import (
+    Column,
+    Markup,
+    cell,
+    controls,
+    counted,
+    numeric,
+    percent,
+    row,
+    section,
+    sentence,
+    table,
+    tag,
+)
 from aorta.page.table import rank_range
 
 MAX_NODES = 1200
@@ -42,12 +55,6 @@ def stacks(report: Report) -> Markup | None:
         return None
     if not any(tables):
         return section("stacks", "In the program", phases, lead=PHASES_LEAD)
-    controls = tag(
-        "div",
-        tag("label", "Run ", tag("select", id="stacks-run")),
-        tag("label", "Show ", tag("select", id="stacks-view")),
-        class_="controls needs-script",
-    )
     chart = tag(
         "div",
         id="stacks-chart",
@@ -60,7 +67,7 @@ def stacks(report: Report) -> Markup | None:
         "In the program",
         phases,
         tag("h3", "Sampled stacks", class_="needs-script"),
-        controls,
+        controls(("Run", "stacks-run"), ("Show", "stacks-view")),
         chart,
         tag("p", id="stacks-said", class_="note", aria_live="polite"),
         tag("p", HELP, class_="note needs-script"),
@@ -119,16 +126,15 @@ def _phase_table(dataset: Dataset, report: Report) -> Markup | None:
         ("Most of it in", "", False),
     ]  # fmt: skip
     drawn = [
-        tag(
-            "tr",
-            tag("th", row.title, scope="row"),
-            cell(row.ms),
-            cell(row.share, text=percent(row.share)),
-            tag("td", rank_range(row), class_="num") if several else None,
-            cell(None if row.bytes is None else row.bytes / 2**20) if has_bytes else None,
-            tag("td", row.at),
+        row(
+            phase.title,
+            cell(phase.ms),
+            cell(phase.share, text=percent(phase.share)),
+            numeric(rank_range(phase)) if several else None,
+            cell(None if phase.bytes is None else phase.bytes / 2**20) if has_bytes else None,
+            phase.at,
         )
-        for row in rows
+        for phase in rows
     ]
     name = f"{dataset.label}: " if len(report.datasets) > 1 else ""
     title = f"{name}phases of a step, mean of {counted(rows[0].num_steps, 'judged step')}"
@@ -165,14 +171,13 @@ def _line_table(title: str, lines: list[Line], is_difference: bool) -> Markup:
         ("Samples", "", True), ("The thread", "", False),
     ]  # fmt: skip
     rows = [
-        tag(
-            "tr",
-            tag("th", line.text, scope="row"),
+        row(
+            line.text,
             cell(line.difference_ms, sign=True) if is_difference else None,
             cell(line.ms or None),
             cell(line.against_ms or None) if is_difference else None,
             cell(line.num_samples, text=f"{line.num_samples:,}"),
-            tag("td", DOING_WORDS[line.doing] + (f" in {line.calls}" if line.calls else "")),
+            DOING_WORDS[line.doing] + (f" in {line.calls}" if line.calls else ""),
         )
         for line in lines
     ]

@@ -15,12 +15,16 @@ from aorta.page.parts import (
     Column,
     Markup,
     bar,
+    canvas,
     cell,
     cell_mark,
     chart,
+    controls,
     counted,
     number,
+    numeric,
     quantity,
+    row,
     section,
     swatch,
     table,
@@ -108,9 +112,8 @@ def _bar_row(label: str, rank: int, parts: dict[str, float], longest: float) -> 
             )  # fmt: skip
         start = end
     button = tag("button", f"rank {rank}", type="button", title="Its steps, one by one")
-    return tag(
-        "tr",
-        tag("th", button, scope="row"),
+    return row(
+        button,
         tag("td", chart(drawn, 20, ", ".join(spoken)), class_="wide"),
         cell(sum(parts.values()), label="step, ms"),
         data_run=label,
@@ -141,8 +144,8 @@ def _sum_row(row: tuple[str, ...], name: str | None, class_: str | None = None) 
     return tag(
         "tr",
         tag("th", swatch(cell_mark(name)) if name else None, title, scope="row", title=meaning),
-        tag("td", mean, class_="num"),
-        tag("td", share, class_="num"),
+        numeric(mean),
+        numeric(share),
         tag("td", ranks.replace("   ", "\u2003")),
         class_=class_,
     )
@@ -173,26 +176,12 @@ def shown_ranks(dataset: Dataset, account: Account, named: Iterable[int] = ()) -
 
 
 def _steps_of_a_rank() -> Markup:
-    controls = tag(
-        "div",
-        tag("label", "Run ", tag("select", id="steps-run")),
-        tag("label", "Rank ", tag("select", id="steps-rank")),
-        class_="controls",
-    )
-    canvas = tag(
-        "canvas",
-        "The steps need a browser that draws on a canvas.",
-        id="steps-canvas",
-        tabindex="0",
-        role="application",
-        aria_label="Steps of a rank",
-        aria_describedby="steps-said",
-    )
+    drawn = canvas("steps-canvas", "steps need", "Steps of a rank", "steps-said")
     return tag(
         "div",
         tag("h3", "Step by step"),
-        controls,
-        tag("div", canvas, class_="canvas"),
+        controls(("Run", "steps-run"), ("Rank", "steps-rank"), class_="controls"),
+        tag("div", drawn, class_="canvas"),
         tag("p", id="steps-said", class_="said", aria_live="polite"),
         id="steps",
         class_="needs-script",
