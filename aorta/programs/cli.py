@@ -43,7 +43,7 @@ RACE_EXIT = 1
 """Exit status of lint where it finds a race, or a recording that differs from its program."""
 
 
-@click.group(cls=LazyGroup, commands=COMMANDS)
+@click.group(cls=LazyGroup, commands=COMMANDS, context_settings={"show_default": True})
 def main() -> None:
     """Host programs: loops that overlap communication with compute, what serialises them, what it costs."""
 
@@ -53,13 +53,7 @@ JSON = click.option("--json", "as_json", is_flag=True, help="Print one JSON obje
 
 
 @click.command("emit")
-@click.option(
-    "--op",
-    type=click.Choice(OPS),
-    default="ag_gemm",
-    show_default=True,
-    help="Collective around the multiply.",
-)
+@click.option("--op", type=click.Choice(OPS), default="ag_gemm", help="Collective around the multiply.")
 @click.option("--order", type=click.Choice(list(ORDERS)), help="Where fork and join stand, by name.")
 @click.option("--fork", type=click.Choice(PLACES), help="Instead of --order; none plants a race.")
 @click.option("--join", type=click.Choice(PLACES[:2]), help="Instead of --order.")
@@ -67,18 +61,16 @@ JSON = click.option("--json", "as_json", is_flag=True, help="Print one JSON obje
     "--tile-order",
     type=click.Choice(TILE_ORDERS),
     default="depth",
-    show_default=True,
     help="breadth issues all communication first.",
 )
-@click.option("--tiles", "num_tiles", type=int, default=8, show_default=True, help="Pieces of the rows.")
-@click.option("--streams", "num_streams", type=int, default=4, show_default=True, help="Worker streams.")
-@click.option("--lanes", "num_lanes", type=int, default=1, show_default=True, help="Process groups.")
-@click.option("--ranks", "num_ranks", type=int, default=2, show_default=True, help="Ranks that run the text.")
+@click.option("--tiles", "num_tiles", type=int, default=8, help="Pieces of the rows.")
+@click.option("--streams", "num_streams", type=int, default=4, help="Worker streams.")
+@click.option("--lanes", "num_lanes", type=int, default=1, help="Process groups.")
+@click.option("--ranks", "num_ranks", type=int, default=2, help="Ranks that run the text.")
 @click.option(
     "--comm",
     type=click.Choice(COMMS),
     default="collective",
-    show_default=True,
     help="ring and pairwise send tiles, for ag_gemm.",
 )
 @click.option("--synchronous", is_flag=True, help="Collectives run on the worker stream itself.")
@@ -99,7 +91,7 @@ def emit_command(
 @JSON
 @click.option("--all", "show_all", is_flag=True, help="Every edge, not the first of each kind.")
 @click.option("--trace", type=click.Path(path_type=Path), help="Kineto trace with sync events.")
-@click.option("--rank", type=int, default=0, show_default=True, help="The rank that recorded --trace.")
+@click.option("--rank", type=int, default=0, help="The rank that recorded --trace.")
 @click.option(
     "--comm-rules",
     type=click.Path(path_type=Path),
@@ -157,25 +149,11 @@ def _lint_recorded(
 @PROGRAM
 @click.option("--comm-us", type=float, required=True, help="Time of one communication slice alone.")
 @click.option("--gemm-us", type=float, required=True, help="Time of one GEMM slice alone.")
-@click.option("--host-us", type=float, default=0.0, show_default=True, help="Host time per instruction.")
-@click.option(
-    "--comm-slowdown",
-    type=float,
-    default=1.0,
-    show_default=True,
-    help="Factor on communication under compute.",
-)
-@click.option(
-    "--compute-slowdown",
-    type=float,
-    default=1.0,
-    show_default=True,
-    help="Factor on compute under communication.",
-)
+@click.option("--host-us", type=float, default=0.0, help="Host time per instruction.")
+@click.option("--comm-slowdown", type=float, default=1.0, help="Factor on communication under compute.")
+@click.option("--compute-slowdown", type=float, default=1.0, help="Factor on compute under communication.")
 @click.option("--queues", "num_queues", type=int, help="Hardware queues; default: one per stream.")
-@click.option(
-    "--queue-model", "model", type=click.Choice(QUEUE_MODELS), default="start-order", show_default=True
-)
+@click.option("--queue-model", "model", type=click.Choice(QUEUE_MODELS), default="start-order")
 @click.option(
     "--timing-events", is_flag=True, help="A timing event after each communication drains its queue."
 )
@@ -183,17 +161,15 @@ def _lint_recorded(
     "--wait-us",
     type=float,
     default=0.0,
-    show_default=True,
     help="Delay from an event to the stream that waits for it.",
 )
 @click.option(
     "--comm-entry",
     type=float,
     default=0.0,
-    show_default=True,
     help="Share of a GEMM after which communication finds room beside it; 1: at its end.",
 )
-@click.option("--rank", type=int, default=0, show_default=True, help="Rank to simulate.")
+@click.option("--rank", type=int, default=0, help="Rank to simulate.")
 @JSON
 def simulate_command(path: str, rank: int, as_json: bool, **model_options: Any) -> None:
     """Predict the time of one rank: bounds, efficiency, where the time goes, timeline."""

@@ -37,7 +37,7 @@ SETTINGS = (click.argument("settings", nargs=-1, metavar="[KEY=VALUE]..."),)
 JSON_OPTION = (click.option("--json", "as_json", is_flag=True, help="Print one JSON object."),)
 
 
-@click.group(cls=OneLineGroup)
+@click.group(cls=OneLineGroup, context_settings={"show_default": True})
 def main() -> None:
     """Step time, throughput and memory of LLM training from a model, a layout and a hardware file."""
 
@@ -84,7 +84,7 @@ def explain(**option_values: Any) -> None:
 @main.command(cls=JobCommand)
 @options(SETTINGS, SEARCH_OPTIONS, CLOCK_OPTION, WHAT_IF_OPTIONS)
 @click.option("--gpus", required=True, type=int)
-@click.option("--top", type=int, default=15, show_default=True)
+@click.option("--top", type=int, default=15)
 @options(JSON_OPTION)
 def search(**option_values: Any) -> None:
     """Legal layouts that fit into memory, fastest first, and the Pareto front of speed and memory."""

@@ -18,21 +18,8 @@ sizes = option_group(
     click.option("--m", type=int, required=True, help="Rows of the whole product."),
     click.option("--n", type=int, required=True, help="Columns of the product on one rank."),
     click.option("--k", type=int, required=True, help="Inner size; split over ranks by gemm_rs and gemm_ar."),
-    click.option(
-        "--dtype",
-        type=click.Choice(DTYPE_NAMES),
-        default="bf16",
-        show_default=True,
-        help="Type of the operands.",
-    ),
-    click.option(
-        "--rounds",
-        "num_rounds",
-        type=click.IntRange(min=8),
-        default=30,
-        show_default=True,
-        help="Timed rounds.",
-    ),
+    click.option("--dtype", type=click.Choice(DTYPE_NAMES), default="bf16", help="Type of the operands."),
+    click.option("--rounds", "num_rounds", type=click.IntRange(min=8), default=30, help="Timed rounds."),
 )
 """Options of both commands: shape and type of the problem, rounds."""
 
@@ -51,16 +38,8 @@ def numbers(context: click.Context, option: click.Parameter, text: str) -> tuple
 @click.command("compare")
 @click.option("--op", type=click.Choice(OPS), required=True, help="Collective around the multiply.")
 @sizes
-@click.option(
-    "--tiles", default="1,2,4,8,16", show_default=True, callback=numbers, help="Numbers of tiles to try."
-)
-@click.option(
-    "--streams",
-    default="1,2,4,8",
-    show_default=True,
-    callback=numbers,
-    help="Numbers of worker streams to try.",
-)
+@click.option("--tiles", default="1,2,4,8,16", callback=numbers, help="Numbers of tiles to try.")
+@click.option("--streams", default="1,2,4,8", callback=numbers, help="Numbers of worker streams to try.")
 @JSON
 def compare(op: str, tiles: tuple[int, ...], streams: tuple[int, ...], as_json: bool, **options: Any) -> None:
     """Measure orders and overlap strategies for one shape, and name the best.

@@ -27,6 +27,8 @@ COMMANDS = {
 }
 
 
-@click.group(cls=LazyGroup, commands=COMMANDS, context_settings={"max_content_width": 110})
+@click.group(
+    cls=LazyGroup, commands=COMMANDS, context_settings={"max_content_width": 110, "show_default": True}
+)
 def main() -> None:
     """Measure how GPU queues handle 1 to 64 concurrent streams."""

@@ -31,7 +31,7 @@ _COLOURS = {"regression": "red", "no regression": "green", "cannot tell": "yello
     help="Result of run or sweep; several are several runs of the same.",
 )
 @click.option("--test", "-t", required=True, multiple=True, type=click.Path(path_type=Path))
-@click.option("--threshold", default="5%", show_default=True, help="What is still no regression.")
+@click.option("--threshold", default="5%", help="What is still no regression.")
 @click.option("--any-device", is_flag=True, help="Judge results of different devices too.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout, nothing else.")
 def compare_command(

@@ -38,22 +38,21 @@ WORKLOAD_NOTE = "For the options of a workload name it before --help."
 def measuring_options(iterations: int) -> Callable[[Decorated], Decorated]:
     """Options of the measurement and of its output."""
     return option_group(
-        click.option("--iterations", "-i", type=int, default=iterations, show_default=True),
-        click.option("--warmup", "-w", type=int, default=10, show_default=True),
+        click.option("--iterations", "-i", type=int, default=iterations),
+        click.option("--warmup", "-w", type=int, default=10),
         click.option(
-            "--sync-mode", type=click.Choice(SYNC_MODES), default="per_iteration", show_default=True,
+            "--sync-mode", type=click.Choice(SYNC_MODES), default="per_iteration",
             help="Join and wait each iteration; join each, wait at the end; no join between iterations.",
         ),
-        click.option("--device", "-d", default="auto", show_default=True, help="auto, cpu, cuda, cuda:N"),
+        click.option("--device", "-d", default="auto", help="auto, cpu, cuda, cuda:N"),
         click.option("--backend", type=click.Choice(["nccl", "gloo"]), help="Default: nccl on GPUs."),
         click.option("--size", type=click.Choice(["small", "full"]), help="Default: full on a GPU."),
-        click.option("--seed", type=int, default=0, show_default=True),
+        click.option("--seed", type=int, default=0),
         click.option("--budget-s", type=float, help="Fewer iterations where they would take longer."),
         click.option("--no-pieces", is_flag=True, help="Do not time single pieces (achieved concurrency)."),
         click.option("--no-switch", is_flag=True, help="Do not measure the queue switch overhead."),
         click.option("--profile", is_flag=True, help="Trace a few further iterations with torch.profiler."),
-        click.option("--profile-dir", type=click.Path(path_type=Path), default=Path("profiles"),
-                     show_default=True),
+        click.option("--profile-dir", type=click.Path(path_type=Path), default=Path("profiles")),
         click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout, nothing else."),
         click.option("--overwrite", is_flag=True, help="Replace files that are there."),
     )  # fmt: skip

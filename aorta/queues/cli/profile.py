@@ -43,10 +43,10 @@ def command_line(profiler: Profiler, folder: Path, stem: str, run: list[str]) ->
 
 @click.command("profile", context_settings={"ignore_unknown_options": True, "allow_extra_args": True})
 @click.argument("workload")
-@click.option("--streams", "-s", default="8", show_default=True)
+@click.option("--streams", "-s", default="8")
 @click.option("--profiler", type=click.Choice(PROFILERS), help="Default: whichever is installed.")
-@click.option("--profile-dir", type=click.Path(path_type=Path), default=Path("profiles"), show_default=True)
-@click.option("--iterations", "-i", type=int, default=10, show_default=True)
+@click.option("--profile-dir", type=click.Path(path_type=Path), default=Path("profiles"))
+@click.option("--iterations", "-i", type=int, default=10)
 @click.option("--overwrite", is_flag=True, help="Replace traces that are there.")
 @click.pass_context
 def profile_command(

@@ -35,7 +35,7 @@ INTERRUPTED = "interrupted before it was measured"
 
 @click.command("run", cls=WorkloadCommand)
 @click.argument("workload")
-@click.option("--streams", "-s", default="4", show_default=True)
+@click.option("--streams", "-s", default="4")
 @click.option("--output", "-o", type=click.Path(path_type=Path))
 @measuring_options(iterations=100)
 def run_command(workload: str, streams: str, output: Path | None, **values: Any) -> None:
@@ -45,7 +45,7 @@ def run_command(workload: str, streams: str, output: Path | None, **values: Any)
 
 @click.command("sweep", cls=WorkloadCommand)
 @click.argument("workload")
-@click.option("--streams", "-s", default="1,2,4,8,16,32", show_default=True)
+@click.option("--streams", "-s", default="1,2,4,8,16,32")
 @click.option("--output", "-o", type=click.Path(path_type=Path))
 @measuring_options(iterations=100)
 def sweep_command(workload: str, streams: str, output: Path | None, **values: Any) -> None:
@@ -73,7 +73,7 @@ def _measure_workload(
 
 @click.command("run-priority", cls=DailyCommand)
 @click.argument("priority", type=click.Choice([*PRIORITIES, "all"]))
-@click.option("--streams", "-s", default="1,2,4,8,16", show_default=True)
+@click.option("--streams", "-s", default="1,2,4,8,16")
 @click.option("--output", "-o", type=click.Path(path_type=Path))
 @measuring_options(iterations=50)
 def priority_command(priority: str, streams: str, output: Path | None, **common: Any) -> None:

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 @click.command("probe")
 @click.option("--device", "device_name", help="GPU to probe; default: the first.")
-@click.option("--streams", default=64, show_default=True, help="Streams to try.")
+@click.option("--streams", default=64, help="Streams to try.")
 @click.option(
     "--part", "parts", multiple=True, type=click.Choice(PARTS), help="Measure this alone; may be repeated."
 )
