@@ -221,12 +221,7 @@ def _hierarchical(op: str, size_bytes: float, group: RankGroup, hardware: Hardwa
         ]
     else:
         parts = [_ring(op, size_bytes, inner, hardware, False), _ring(op, chunk, outer, hardware, False)]
-    return Cost(
-        sum(part.latency_s for part in parts),
-        sum(part.link_s for part in parts),
-        sum(part.nic_s for part in parts),
-        sum(part.total_s for part in parts),
-    )
+    return Cost(*(sum(seconds) for seconds in zip(*parts, strict=True)))
 
 
 def _all_to_all(size_bytes: float, group: RankGroup, hardware: Hardware, algorithm: str) -> Cost:

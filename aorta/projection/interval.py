@@ -8,7 +8,7 @@ errors that such models had when they were first tried.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Literal, NamedTuple
 
 import msgspec
@@ -173,39 +173,43 @@ def widenings(
     model: Model, plan: Plan, hardware: Hardware, breakdown_s: Mapping[str, float]
 ) -> list[Widening]:
     """Reasons for the width of a projected step's interval, the base first."""
-    reasons = [Widening("any run", WIDTHS.base)]
+    scale = scale_of(model, plan, hardware)
+    reasons = [
+        *_of_any_job(plan),
+        *_hardware_reasons(plan, hardware),
+        *_software_reasons(plan),
+        *_model_reasons(model, plan),
+        *_share_reasons(plan, breakdown_s),
+    ]
+    scaled = [reason._replace(width=scale * reason.width) for reason in reasons]
+    return [*scaled, *_never_measured(model, plan, hardware)]
+
+
+def _of_any_job(plan: Plan) -> Iterator[Widening]:
+    yield Widening("any run", WIDTHS.base)
     if plan.software != OWN:
-        reasons.append(Widening(NOT_IN_VIEW, WIDTHS.unseen))
-    reasons += _hardware_reasons(plan, hardware)
-    reasons += _software_reasons(plan)
-    reasons += _model_reasons(model, plan)
-    extrapolated = _never_measured(model, plan, hardware)
+        yield Widening(NOT_IN_VIEW, WIDTHS.unseen)
+
+
+def _share_reasons(plan: Plan, breakdown_s: Mapping[str, float]) -> Iterator[Widening]:
+    """Reasons that weigh by their share of the step, and its size."""
     total = sum(breakdown_s.values())
     shares = {name: seconds / total for name, seconds in breakdown_s.items()} if total else {}
-    host = shares.get("host", 0.0)
-    if host > 0.02:
-        reasons.append(
-            Widening(f"{100 * host:.0f} % of the step waits for the host", WIDTHS.host * math.sqrt(host))
-        )
+    host, attention = shares.get("host", 0.0), shares.get("attention", 0.0)
     exposed = sum(share for name, share in shares.items() if name.startswith("exposed_"))
+    if host > 0.02:
+        yield Widening(f"{100 * host:.0f} % of the step waits for the host", WIDTHS.host * math.sqrt(host))
     if exposed > 0.05:
-        reasons.append(
-            Widening(f"{100 * exposed:.0f} % of the step is exposed communication", WIDTHS.exposed * exposed)
-        )
-    attention = shares.get("attention", 0.0)
+        text = f"{100 * exposed:.0f} % of the step is exposed communication"
+        yield Widening(text, WIDTHS.exposed * exposed)
     if plan.cp > 1:
-        width = (WIDTHS.context_parallel if plan.stack == "megatron" else WIDTHS.other_rings) * max(
-            0.3, attention
-        )
-        reasons.append(Widening("context parallelism", width))
+        width = WIDTHS.context_parallel if plan.stack == "megatron" else WIDTHS.other_rings
+        yield Widening("context parallelism", width * max(0.3, attention))
     if attention > 0.3:
-        reasons.append(
-            Widening(f"attention is {100 * attention:.0f} % of the step", WIDTHS.long_sequence * attention)
-        )
+        text = f"attention is {100 * attention:.0f} % of the step"
+        yield Widening(text, WIDTHS.long_sequence * attention)
     if plan.world_size > 2560:
-        reasons.append(Widening("more than 2560 GPUs", WIDTHS.large_scale))
-    scale = scale_of(model, plan, hardware)
-    return [reason._replace(width=scale * reason.width) for reason in reasons] + extrapolated
+        yield Widening("more than 2560 GPUs", WIDTHS.large_scale)
 
 
 def family(model: Model) -> Family:
@@ -228,28 +232,26 @@ def scale_of(model: Model, plan: Plan, hardware: Hardware) -> float:
     return scale
 
 
-def _never_measured(model: Model, plan: Plan, hardware: Hardware) -> list[Widening]:
+def _never_measured(model: Model, plan: Plan, hardware: Hardware) -> Iterator[Widening]:
     """What no measured step says anything about, which no scale of measured ones covers."""
     kind, name = family(model), hardware.name
-    reasons = []
     own_hz = load_hardware(name).compute.sustained_clock_hz if name in hardware_names() else math.inf
     clock_hz = hardware.compute.sustained_clock_hz
     if clock_hz > 1.001 * own_hz:
         asked = f"{clock_hz / 1e6:.0f} MHz, where {name} under load sustains {own_hz / 1e6:.0f}"
-        reasons.append(Widening(asked, math.log(clock_hz / own_hz), False))
+        yield Widening(asked, math.log(clock_hz / own_hz), False)
     if (hardware.vendor, kind) not in MEASURED_FAMILIES:
         text = f"{NOT_KNOWN}: no step of a {kind} was measured on a part of {hardware.vendor.upper()}"
-        reasons.append(Widening(text, WIDTHS.new_vendor, False))
+        yield Widening(text, WIDTHS.new_vendor, False)
     for one in plan.rests_on:
         text = f"the software's {one.setting} rests on one model ({one.model})"
         told_by_this = one.model == model.name
         width = 0.0 if told_by_this else 2 * one.left_out / (WIDTHS.skew_low + WIDTHS.skew_high)
-        reasons.append(Widening(text, width, told_by_this))
+        yield Widening(text, width, told_by_this)
     if kind != "dense" and model.name not in MEASURED_MIXTURES and plan.software != OWN:
         with_what = ", ".join(_features(model))
         text = f"{NOT_KNOWN}: no step of {model.name} was measured ({kind} with {with_what})"
-        reasons.append(Widening(text, WIDTHS.new_hybrid if kind == "hybrid" else WIDTHS.new_mixture, False))
-    return reasons
+        yield Widening(text, WIDTHS.new_hybrid if kind == "hybrid" else WIDTHS.new_mixture, False)
 
 
 def is_not_known(widening: Widening) -> bool:
@@ -339,69 +341,52 @@ def _shape(model: Model) -> tuple[object, ...]:
     return (model.hidden, model.num_layers, model.ffn, model.num_heads, model.experts, model.state)
 
 
-def _hardware_reasons(plan: Plan, hardware: Hardware) -> list[Widening]:
+def _hardware_reasons(plan: Plan, hardware: Hardware) -> Iterator[Widening]:
     name = hardware.name
-    reasons = []
     dtypes = MEASURED_PARTS.get(name)
     if dtypes is None:
-        reasons.append(Widening(f"no step was measured on {name}", WIDTHS.other_part, False))
+        yield Widening(f"no step was measured on {name}", WIDTHS.other_part, False)
     elif plan.dtype not in dtypes:
-        reasons.append(Widening(f"no {plan.dtype} step was measured on {name}", WIDTHS.other_dtype, False))
+        yield Widening(f"no {plan.dtype} step was measured on {name}", WIDTHS.other_dtype, False)
     elif name in SELDOM_MEASURED and plan.software != OWN:
-        reasons.append(Widening(f"few steps were measured on {name}", WIDTHS.few_rows))
+        yield Widening(f"few steps were measured on {name}", WIDTHS.few_rows)
     if plan.dtype == "fp4":
-        reasons.append(Widening("FP4", WIDTHS.fp4))
-    return reasons
+        yield Widening("FP4", WIDTHS.fp4)
 
 
-def _software_reasons(plan: Plan) -> list[Widening]:
+def _software_reasons(plan: Plan) -> Iterator[Widening]:
     name, _, release = plan.software.partition("@")
-    reasons = []
     if name in UNNAMED_STACKS:
-        reasons.append(Widening("no framework is named (--stack)", WIDTHS.other_stack))
+        yield Widening("no framework is named (--stack)", WIDTHS.other_stack)
     elif name and name != OWN and name not in measured_releases():
-        reasons.append(Widening(f"no step of {name} was measured", WIDTHS.other_stack, False))
+        yield Widening(f"no step of {name} was measured", WIDTHS.other_stack, False)
     elif not release and name != OWN:
-        reasons.append(Widening("the software's release is not known", WIDTHS.release_unknown))
+        yield Widening("the software's release is not known", WIDTHS.release_unknown)
     dated = _dated(name)
     if release and dated and release > dated[-1] and _release_measured(plan):  # else its scale says more
-        reason = f"no step of {name} after {dated[-1]} was measured"
-        reasons.append(Widening(reason, WIDTHS.later_release, False))
+        yield Widening(f"no step of {name} after {dated[-1]} was measured", WIDTHS.later_release, False)
     if plan.slowdown != 1.0:
-        reasons.append(Widening("early software for the part", WIDTHS.early_software))
+        yield Widening("early software for the part", WIDTHS.early_software)
     if plan.stack != "megatron" and name != OWN:
-        reasons.append(Widening("kernels of PyTorch", WIDTHS.plain_kernels))
+        yield Widening("kernels of PyTorch", WIDTHS.plain_kernels)
         if plan.tp > 1:
-            reasons.append(Widening("tensor parallelism by PyTorch", WIDTHS.dtensor))
+            yield Widening("tensor parallelism by PyTorch", WIDTHS.dtensor)
     elif plan.tp == plan.pp == 1 and name != OWN:
-        reasons.append(Widening("neither tensor nor pipeline parallelism", WIDTHS.data_parallel_only))
+        yield Widening("neither tensor nor pipeline parallelism", WIDTHS.data_parallel_only)
     if plan.recompute_modules or plan.recompute == "selective" or plan.recompute_layers:
-        reasons.append(Widening("part of the layers is recomputed", WIDTHS.recomputed_part))
-    return reasons
+        yield Widening("part of the layers is recomputed", WIDTHS.recomputed_part)
 
 
-def _model_reasons(model: Model, plan: Plan) -> list[Widening]:
-    reasons = []
+def _model_reasons(model: Model, plan: Plan) -> Iterator[Widening]:
     if model.experts is not None:
-        is_own_software = plan.software == OWN
-        reasons.append(
-            Widening("mixture of experts", WIDTHS.experts / 2 if is_own_software else WIDTHS.experts)
-        )
+        yield Widening("mixture of experts", WIDTHS.experts / (2 if plan.software == OWN else 1))
     if plan.task == "lora":
-        reasons.append(Widening("adapters", WIDTHS.adapters))
+        yield Widening("adapters", WIDTHS.adapters)
     mixers = {KINDS[kind][0] for kind in model.layer_kinds}
-    if mixers & {"state", "window"} or model.latent is not None:
-        kind = (
-            "state spaces" if "state" in mixers else "windows" if "window" in mixers else "latent attention"
-        )
-        reasons.append(
-            Widening(
-                kind,
-                WIDTHS.other_mixer if "state" in mixers else WIDTHS.other_mixer / 2,
-                "state" not in mixers,
-            )
-        )
-    return reasons
+    if "state" in mixers:
+        yield Widening("state spaces", WIDTHS.other_mixer, False)
+    elif "window" in mixers or model.latent is not None:
+        yield Widening("windows" if "window" in mixers else "latent attention", WIDTHS.other_mixer / 2)
 
 
 def width_of(reasons: list[Widening]) -> float:

@@ -137,25 +137,10 @@ def _name(option: Callable[[Any], Any]) -> str:
 
 
 SEARCHED: dict[str, Any] = {
-    "nodes": 1,
-    "dp": None,
-    "tp": 1,
-    "pp": 1,
-    "vpp": 1,
-    "cp": 1,
-    "ep": 1,
-    "micro_batch_size": 1,
-    "recompute": "none",
-    "recompute_modules": None,
-    "sharding": "zero1",
-    "replicas": None,
-    "schedule": None,
-    "first_stage_layers": None,
-    "last_stage_layers": None,
-    "expert_tp_size": None,
-    "deepep": None,
-    "ep_overlap": None,
-    "fsdp_overlap": None,
+    **dict.fromkeys(("nodes", "tp", "pp", "vpp", "cp", "ep", "micro_batch_size"), 1),
+    **dict.fromkeys(("dp", "recompute_modules", "replicas", "schedule", "expert_tp_size", "deepep")),
+    **dict.fromkeys(("first_stage_layers", "last_stage_layers", "ep_overlap", "fsdp_overlap")),
+    **{"recompute": "none", "sharding": "zero1"},
 }
 """Options that `search` chooses itself, or leaves to the stack, with what stands for them in one layout."""
 SEARCH_OPTIONS = tuple(option for option in PLAN_OPTIONS if _name(option) not in SEARCHED)

@@ -306,17 +306,8 @@ class Pricer:
         key: tuple[object, ...] = (*op[2:], self.family)
         kernel_estimate = self._kernels.get(key)
         if kernel_estimate is None:
-            size = AttentionSize(
-                batch=op.batch,
-                seq_q=op.seq_q,
-                seq_kv=op.seq_kv,
-                num_heads=op.num_heads,
-                num_kv_heads=op.num_kv_heads,
-                head_dim_qk=op.qk_dim,
-                head_dim_v=op.v_dim,
-                causal=op.causal,
-                window=op.window,
-            )
+            batch, *lengths_heads_and_dims = op[2:9]
+            size = AttentionSize(batch, *lengths_heads_and_dims, causal=op.causal, window=op.window)
             kernel_estimate = self._sdpa.simulate(size, op.backward, self.family)
             if op.ring > 1:
                 kernel_estimate = self._ring(kernel_estimate, size, op)

@@ -244,13 +244,10 @@ def _rows(model: Model, fitting: list[Any], pricer: Pricer) -> list[dict[str, An
     rows = []
     for plan, memory_estimate in fitting:
         projection = project(model, plan, pricer)
-        tokens, step_s = projection.tokens_per_s_per_gpu, projection.step_s
         rows.append(
             {
                 "layout": layout_text(plan),
-                "step_ms": step_s * 1e3,
-                "interval_ms": [projection.low_s * 1e3, projection.high_s * 1e3],
-                "tokens_per_s_per_gpu": tokens,
+                **projection.times,
                 "memory_gib": memory_estimate.total_bytes / 2**30,
                 "memory_verdict": memory_estimate.verdict,
                 "host_bound": projection.host_bound,

@@ -4,7 +4,7 @@
 """
 
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from aorta.hardware import Hardware
 from aorta.projection import passes, pipeline
@@ -60,6 +60,13 @@ class Projection(NamedTuple):
         """Tokens per second and GPU at the slow and at the fast end of the interval."""
         tokens, step_s = self.tokens_per_s_per_gpu, self.step_s
         return tokens * step_s / self.high_s, tokens * step_s / self.low_s
+
+    @property
+    def times(self) -> dict[str, Any]:
+        """The step, its interval and the rate, as documents hold them."""
+        interval_ms = [self.low_s * 1e3, self.high_s * 1e3]
+        rate = self.tokens_per_s_per_gpu
+        return {"step_ms": self.step_s * 1e3, "interval_ms": interval_ms, "tokens_per_s_per_gpu": rate}
 
     @property
     def model_flops_per_s(self) -> float:

@@ -140,9 +140,7 @@ def compared(first: Projection, second: Projection) -> dict[str, Any]:
         for name in names
     }
     return {
-        "step_ms": [first.step_s * 1e3, second.step_s * 1e3],
-        "interval_ms": [[projection.low_s * 1e3, projection.high_s * 1e3] for projection in (first, second)],
-        "tokens_per_s_per_gpu": [first.tokens_per_s_per_gpu, second.tokens_per_s_per_gpu],
+        **{name: [value, second.times[name]] for name, value in first.times.items()},
         "faster": second.tokens_per_s_per_gpu / first.tokens_per_s_per_gpu,
         "breakdown_ms": parts,
     }
@@ -192,16 +190,8 @@ def swept(rows: Sequence[tuple[int, Projection | AortaError]], axis: str) -> dic
         if isinstance(projection, AortaError):
             table_rows.append({axis: value, "reason": str(projection)})
             continue
-        step_s, rate = projection.step_s, projection.tokens_per_s_per_gpu
-        table_rows.append(
-            {
-                axis: value,
-                "step_ms": step_s * 1e3,
-                "interval_ms": [projection.low_s * 1e3, projection.high_s * 1e3],
-                "tokens_per_s_per_gpu": rate,
-                "interval_tokens": [rate * step_s / projection.high_s, rate * step_s / projection.low_s],
-            }
-        )
+        interval = list(projection.tokens_interval)
+        table_rows.append({axis: value, **projection.times, "interval_tokens": interval})
     return {"axis": axis, "rows": table_rows}
 
 
