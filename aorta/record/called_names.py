@@ -34,7 +34,7 @@ def calls_of(code: CodeType) -> dict[int, str]:
         if at is None or None in (at.lineno, at.col_offset, at.end_lineno, at.end_col_offset):
             continue
         start, end = (at.lineno, at.col_offset), (at.end_lineno, at.end_col_offset)
-        if one.opname.startswith("CALL"):
+        if one.opname.startswith(("CALL", "PRECALL")):  # Python 3.11 calls functions of C in the latter
             known = [load for load in loads.get(start, ()) if load[0] < end]  # type: ignore[arg-type]
             if known:
                 found[one.offset] = _name(known)

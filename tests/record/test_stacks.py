@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 import weakref
+from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -160,6 +161,24 @@ def test_a_stack_ends_with_what_is_called_and_has_no_frame():
     thread.join()
     tree.add(frames)
     assert [frame.text for frame in tree.taken()[0]][-1] == "acquire"
+
+
+def test_what_c_does_without_letting_go_of_the_lock_has_its_name():
+    tree, text, over = StackTree(), "a b " * 20_000, threading.Event()
+
+    def splits():
+        while not over.is_set():
+            text.split()
+
+    thread, seen = threading.Thread(target=splits), Counter()
+    thread.start()
+    for _ in range(40):
+        time.sleep(0.002)
+        frames = _frames_of(thread.ident, tree)
+        seen[frames[0][0].name if frames else ""] += 1
+    over.set()
+    thread.join()
+    assert seen.most_common(1)[0][0] == "split"
 
 
 def test_arguments_and_locals_are_in_no_line(tmp_path):

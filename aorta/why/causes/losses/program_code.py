@@ -6,6 +6,7 @@ well, so that they are named from a larger share on.
 
 import ast
 import builtins
+import io
 import math
 import re
 from collections import Counter, defaultdict
@@ -60,7 +61,7 @@ LOOPS = (ast.For, ast.While, ast.ListComp, ast.GeneratorExp)
 READ_AT = re.compile(r"values.* \(at (.+):(\d+)\)$")
 """Function and line, in the reason why a model was not counted."""
 ORDERS = re.compile(
-    "unique|_return_|coalesce(?!d)|bincount|histc|argsort|searchsorted|bucketize|isin|sparse_(coo|cs)"
+    "unique|_return_|coalesce(?!d)|bincount|histc|argsort|searchsorted|bucketize|isin(?!st)|sparse_(coo|cs)"
 )
 """In names of operators that tell where rows belong: they have no gradients. "Coalesced" is what is sent."""
 FEWEST = 3
@@ -74,8 +75,12 @@ MOST_IN_SLOW = 0.7
 """Of a group's samples, from which on it comes in slow steps alone."""
 UNLIKE_RANKS = 0.05
 """Chance of samples of alike ranks differing as much: below it the rank with least of something has less."""
-ALSO_OF_TENSORS = ("abs", "all", "any", "max", "min", "pow", "round", "sum")
-"""Builtin functions of Python that are methods of tensors, too."""
+OF_PYTHON = (builtins, str, list, dict, set, re.Pattern, io.TextIOWrapper, io.BufferedReader)
+"""What has names of functions that are no operators of torch's,"""
+ALSO_OF_TENSORS = (
+    *("abs", "add", "all", "any", "detach", "max", "min", "pow", "round", "sort", "sub", "sum", "values"),
+)
+"""but for these."""
 DEALS, DEALT_BYTES = ("broadcast", "scatter"), 1 << 20
 """How one rank hands batches to the others, and what it does not hand out of less in a step."""
 BACKWARD = "backward"
@@ -342,7 +347,8 @@ def _may_be_torchs(frame: StackFrame) -> bool:
     """Of a name without a frame: view() and act() may be anything."""
     if frame.file or frame.is_program:
         return frame.file == "torch"
-    is_builtin = hasattr(builtins, frame.function) and frame.function not in ALSO_OF_TENSORS
+    is_builtin = any(hasattr(one, frame.function) for one in OF_PYTHON)
+    is_builtin = is_builtin and frame.function not in ALSO_OF_TENSORS
     return frame.function.startswith(CALLED_OF_TORCH) or not (is_builtin or "." in frame.function)
 
 
