@@ -70,6 +70,8 @@ class CodeLine(msgspec.Struct, frozen=True, kw_only=True):
     """The line of another function of the program that called this one, in such words; '' where none did."""
     calls: str = ""
     """The library's function in which it is there: 'sleep of time'; '' where it is in none."""
+    entry: str = ""
+    """The one that the line itself calls, in most of it."""
     doing: Does = "runs"
     """What the thread did in most of it."""
     ms: float = 0.0

@@ -242,6 +242,7 @@ def heaviest(stacks: Sequence[WeightedStack]) -> CodeLine | None:
         text=found.text,
         caller="" if caller is None else caller.text,
         calls=_called(at_line),
+        entry=_called(at_line, 0),
         doing=doing,
         ms=_ms(inside),
         part=min(_ms(inside) / total, 1.0),
@@ -265,11 +266,12 @@ def _by_weight(group: list[tuple[WeightedStack, int]]) -> list[tuple[WeightedSta
     return sorted(group, key=lambda entry: -ms[entry[0].frames[entry[1]]])
 
 
-def _called(at_line: list[tuple[WeightedStack, int]]) -> str:
+def _called(at_line: list[tuple[WeightedStack, int]], place: int = -1) -> str:
+    """The library's function that most of it is in; place 0: which the line calls."""
     ms: dict[str, float] = defaultdict(float)
-    for stack, place in at_line:
-        inner = stack.frames[place + 1 :]
-        ms[inner[-1].text if inner and not inner[-1].is_program else ""] += stack.ms
+    for stack, at in at_line:
+        inner = stack.frames[at + 1 :]
+        ms[inner[place].text if inner and not inner[-1].is_program else ""] += stack.ms
     return max(ms, key=lambda name: ms[name], default="")
 
 

@@ -54,7 +54,7 @@ from aorta.why.causes.losses.program_code import calls_of_spans
 from aorta.why.causes.losses.slow_steps import slow_of_all_steps
 from aorta.why.causes.losses.waiting import OF_ITS_RANK, PART_KINDS, left_out, loading_left_out
 from aorta.why.causes.program import program_of, settings_text, stack_of, without_in_force, workers_of
-from aorta.why.causes.rules import CauseRule, rules
+from aorta.why.causes.rules import CauseRule, instead_of, rules
 from aorta.why.causes.source import is_called_anew, made_in, pieces_of_run, source_of
 from aorta.why.causes.text import (
     FEWEST_STEPS,
@@ -118,6 +118,7 @@ TRACE_FOLDER = "torch_profiler"
 """Of a run's traces."""
 DEALING = "let each rank load its own part"
 """Begins the remedy of batches that one rank hands out."""
+OR_WORKERS = "; or let workers of a DataLoader do it beforehand"
 IN_FORCE = re.compile(r"in force($|:)")
 """In a remedy of which the best part is set already."""
 LEAST_OF_HOST = 0.05
@@ -727,6 +728,10 @@ def cause_of(
     if line is not None:
         at = finding.facts.get("loop_lines", line.text)
         facts |= {"line": line.text, "do": f"do what {line.text} does", "at_line": f": at {at}"}
+    facts["move"] = f"move work out of __getitem__ and collate_fn{facts['at_line']}"
+    if line is not None and (instead := instead_of((line.entry, line.calls), finding.kind, stack)):
+        facts |= {"instead": instead.set, "move": f"{instead.set}{facts['at_line']}"}
+        facts["or_workers"] = OR_WORKERS if instead.makes and "no_core" not in stack else ""
     source = source_of(line.file, judged.record) if line is not None and finding.kind in ANEW else None
     if source is not None and line is not None and is_called_anew(source.tree, line.line, "state_dict"):
         facts["anew"] = "state_dict()"

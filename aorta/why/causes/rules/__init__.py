@@ -3,6 +3,7 @@
 A rule is a YAML file of this folder, named for its kind. docs/report.md describes the keys.
 """
 
+from fnmatch import fnmatchcase
 from functools import cache
 from pathlib import Path
 
@@ -65,6 +66,35 @@ class CauseRule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     """Environment variables with a value ('NCCL_P2P_DISABLE=1') under which such a loss is larger, and what
     they do: said before the change."""
     check: str
+
+
+class CallRemedy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What to do instead of a library's function that a line of the program calls."""
+
+    calls: list[str]
+    """Patterns of it, or of the one in which that is then, as samples name them; of what has no frame also
+    without what it is called of: 'tolist' of 'x.tolist'."""
+    set: str
+    makes: bool = False
+    """It prepares batches, which workers of a loader can do beforehand."""
+    stack: list[str] = []
+    kinds: list[CauseKind] = []
+    """Of causes; of any where empty."""
+
+
+@cache
+def call_remedies() -> list[CallRemedy]:
+    from aorta.config.yaml_files import read_yaml
+
+    return msgspec.convert(read_yaml(Path(__file__).parent.with_name("calls.yaml")), list[CallRemedy])
+
+
+def instead_of(calls: tuple[str, ...], kind: CauseKind, stack: frozenset[str]) -> CallRemedy | None:
+    """The first remedy of any of these functions."""
+    names = {one.rpartition(".")[2] for one in calls if " of " not in one} | {*calls}
+    fit = (one for one in call_remedies() if stack.issuperset(one.stack) and kind in (one.kinds or [kind]))
+    is_of = (one for one in fit if any(fnmatchcase(name, each) for name in names for each in one.calls))
+    return next(is_of, None)
 
 
 @cache

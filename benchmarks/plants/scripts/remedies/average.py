@@ -1,6 +1,6 @@
 """
 cause: program_code
-told: do what .*average.py:\d+ does (in one step of N, over many tensors at once|once, before training)
+told: work on all tensors in one call|over many tensors at once|what only watches
 """
 
 import torch

@@ -1,6 +1,6 @@
 """
 cause: between_steps|program_code
-told: do what .*samples.py:\d+ does (less often|in one step of N)
+told: look at all tensors in one call|what only watches|less often where no step learns
 """
 
 import torch

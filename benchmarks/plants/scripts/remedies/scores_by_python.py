@@ -1,6 +1,6 @@
 """
 cause: program_code|between_steps
-told: do what .*scores_by_python.py:\d+ does once, .* else in another process, or in one step of N
+told: do what .*scores_by_python.py:\d+ does once, before training.* in one step of N or in another process
 """
 
 import torch

@@ -1,0 +1,89 @@
+"""Remedies by the function that a line of the program calls."""
+
+import pytest
+
+from aorta.why.causes.rules import call_remedies, instead_of
+
+ANY = frozenset({"any"})
+
+
+@pytest.mark.parametrize(
+    ("calls", "begins"),
+    [
+        (("profile.__exit__ of torch", "profile.__exit__ of torch"), "leave torch.profiler out"),
+        (("np.choice",), "draw with numpy's Generator, np.random"),
+        (("np.permutation",), "draw an order of all once"),
+        (("Random.shuffle of python", "Random._randbelow of python"), "draw an order of all once"),
+        (("np.randn",), "draw with numpy's Generator, for all samples"),
+        (("Random.gauss of python",), "draw all numbers in one call"),
+        (("torch.randn",), "draw as few numbers"),
+        (("x.normal_",), "draw as few numbers"),
+        (("Logger.info of python", "StreamHandler.emit of python"), "log and write"),
+        (("SummaryWriter.add_scalar of torch", "Condition.wait of python"), "log and write"),
+        (("dumps of python", "JSONEncoder.iterencode of python"), "log and write"),
+        (("fh.write",), "log and write"),
+        (("Figure.savefig of matplotlib", "_encode_tile of PIL"), "draw figures"),
+        (("f1_score of sklearn", "unique of numpy"), "compute metrics"),
+        (("_no_grad_wrapper of torch", "_get_total_norm of torch"), "clip once a step"),
+        (("Tensor.norm of torch", "norm of torch"), "look at all tensors"),
+        (("torch.isnan",), "look at all tensors"),
+        (("deepcopy of python", "Parameter.__deepcopy__ of torch"), "copy into tensors that are kept"),
+        (("Module.state_dict of torch", "Module._save_to_state_dict of torch"), "make lists of the tensors"),
+        (("Tensor.lerp_",), "work on all tensors in one call"),
+        (("torch.svd",), "where what it decomposes hardly changes"),
+        (("NpzFile.__getitem__ of numpy", "_SharedFile.read of python"), "unpack once"),
+        (("zlib.decompress",), "unpack once"),
+        (("load of torch", "load_tensor of torch"), "load it once"),
+        (("pickle.loads",), "load it once"),
+        (("Dataset.__getitem__ of h5py",), "read many rows in one call"),
+        (("loads of python", "JSONDecoder.raw_decode of python"), "parse it once"),
+        (("_LocationIndexer.__getitem__ of pandas", "_all of numpy"), "take columns as arrays"),
+        (("Dataset.__getitem__ of datasets",), "ask for all rows of a batch"),
+        (("os.listdir",), "list files once"),
+        (("open.read",), "open files once"),
+        (("urlopen of python", "SSLSocket.read of python"), "copy it to a disk"),
+        (("run of python", "Popen._execute_child of python"), "start no process"),
+        (("PreTrainedTokenizerBase.__call__ of transformers",), "tokenize all texts"),
+        (("text.split",), "go through texts once"),
+        (("sub of python",), "go through texts once"),
+        (("hashlib.sha256",), "hash each sample once"),
+        (("Image.convert of PIL", "ImageFile.load of PIL"), "decode images once"),
+        (("Image.resize of PIL",), "change whole batches of tensors"),
+        (("Compose.__call__ of torchvision", "Image.resize of PIL"), "change whole batches of tensors"),
+        (("resample of torchaudio",), "make transforms once"),
+        (("vectorize.__call__ of numpy",), "work on whole arrays"),
+        (("zoom of scipy",), "compute it once for each sample"),
+        (("pad_sequence of torch",), "put rows of like length"),
+        (("torch.one_hot",), "leave class numbers"),
+        (("sorted",), "sort what does not change"),
+        (("x.tolist",), "keep values in tensors"),
+        (("torch.stack",), "index one tensor of all samples"),
+        (("DictConfig.__getattr__ of omegaconf",), "read settings"),
+    ],
+)
+def test_what_a_line_calls_has_its_remedy(calls, begins):
+    assert instead_of(calls, "program_code", ANY).set.startswith(begins)
+
+
+@pytest.mark.parametrize(
+    "calls", [("",), ("torch.matmul",), ("cross_entropy of torch",), ("Linear.forward of torch",), ("run",)]
+)
+def test_what_is_not_known_to_be_done_better_has_none(calls):
+    assert instead_of(calls, "program_code", ANY) is None
+
+
+def test_numbers_are_drawn_on_the_device_where_there_is_one():
+    assert instead_of(("torch.randn",), "program_code", ANY | {"on_device"}).set.startswith(
+        "draw on the device"
+    )
+
+
+def test_values_are_sent_and_waits_are_waited_for_of_their_causes_alone():
+    assert instead_of(("torch.tensor",), "program_code", ANY) is None
+    assert instead_of(("torch.tensor",), "data_loading", ANY).set.startswith("keep samples as tensors")
+    assert instead_of(("time.sleep",), "pause", ANY).set.startswith("leave the sleep out")
+
+
+def test_what_changes_what_is_computed_is_done_in_each_step():
+    """Noise, orders, batches and what is made of them must not be taken in one step of N."""
+    assert [one.set for one in call_remedies() if one.makes and "one step of N" in one.set] == []
