@@ -8,7 +8,7 @@ program runs once. Before the first backward pass of an iteration, after every f
 aorta put into the process is taken off or put on again: hooks and replaced functions, notes of the host,
 samples of the stack, its threads, and the process that writes lines, which is stopped meanwhile. Time passes
 for aorta only while it is on, so that its steps go on where they stopped. What stays is what is loaded, and
-CUPTI where that is off anyway.
+CUPTI where that is off anyway, unless --parts names it.
 
 Blocks come in pairs, `left_out` (aorta as it is in steps that are left out) and `off`, in random order; once
 in a while one of `recorded`, which holds a recorded block with its switches, stands between two of `off`.
@@ -25,6 +25,7 @@ leaves aorta on in both, which must give 1.
 import argparse
 import atexit
 import contextlib
+import ctypes
 import json
 import os
 import random
@@ -43,7 +44,12 @@ import torch
 from in_turn import OnTime, launching_ms, middle
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
+from aorta.device.kernel_records import cupti_path
+
 PARTS = ("hooks", "notes", "captures", "stacks", "threads", "process")
+CUPTI = "cupti"
+"""Taken out of the process by cuptiFinalize, and put back by a start of the records: never in a program with
+CUDA graphs, which then fails, and one turn in a thousand ends a program whose other threads launch."""
 KEPT = {
     "init_process_group",
     "destroy_process_group",
@@ -83,6 +89,7 @@ class Switch:
         if "threads" in parts:
             self._gate_threads()
         self._pid = getattr(recorder._output._sink, "pid", None) if "process" in parts else None
+        self._cupti = ctypes.CDLL(str(cupti_path())) if CUPTI in parts else None
 
     def _pause_stacks(self) -> None:
         from aorta.record import stacks
@@ -129,6 +136,10 @@ class Switch:
         self._sampling._is_planned = lambda place: False
 
     def off(self) -> None:
+        if self._cupti is not None:
+            self._sources.kernels.records.yield_buffers()  # waits for the device
+            if code := self._cupti.cuptiFinalize():
+                raise SystemExit(f"cuptiFinalize: {code}")
         self._off_at = self._clocks()
         self._is_open = False
         if self._on_time is not None:
@@ -150,6 +161,9 @@ class Switch:
     def on(self) -> None:
         if self._off_at is None:
             return
+        if self._cupti is not None:
+            self._sources.kernels.records.start()
+            self._sources.kernels.records.stop()
         watch = self._sources.host_watch
         if "hooks" in self._parts:
             self._sources.captures.uninstall()
@@ -508,7 +522,9 @@ def main() -> None:
     )
     parser.add_argument("--seed", type=int, default=0, help="of the order of blocks, on all ranks the same")
     parser.add_argument("--steps", type=int, default=0, help="iterations in blocks; 0: to the program's end")
-    parser.add_argument("--parts", nargs="+", default=list(PARTS), choices=PARTS, help="what is turned off")
+    parser.add_argument(
+        "--parts", nargs="+", default=list(PARTS), choices=(*PARTS, CUPTI), help="what is turned off"
+    )
     parser.add_argument("--same", action="store_true", help="nothing is turned off")
     parser.add_argument("--plant", type=float, default=0.0, help="share of a step that left_out takes longer")
     parser.add_argument("--output", help="folder; else that of the run")
