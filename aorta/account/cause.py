@@ -91,8 +91,8 @@ class Cause(msgspec.Struct, frozen=True, kw_only=True):
     ms: float
     """Milliseconds of the mean step that are at stake. Causes of one run do not overlap."""
     interval_ms: tuple[float, float] | None
-    """95 % over steps, widened by how far mending may be off what the cells say (MENDED_ERROR and
-    those beside it)."""
+    """95 % over steps, or of so many samples, widened by how far mending may be off what the cells say
+    (MENDED_ERROR and those beside it)."""
     why_no_interval: str = ""
     """Where interval_ms is None."""
     bound_ms: float | None

@@ -47,8 +47,6 @@ class CauseFinding:
     """Those of all steps, of which the loss may be a part."""
     is_sure: bool = False
     """It lasts all along the run, and chance would not have it in so many steps: however the level drifts."""
-    by_stretch: bool = False
-    """ms holds means of stretches of the run, which do not tell of single steps."""
     more_ms: float = 0.0
     """What may go with it at most, for the upper end of its interval."""
     num_samples: int = 0

@@ -17,7 +17,6 @@ from aorta.account.cause import (
     MENDED_LESS,
     MENDED_MORE,
     MOST,
-    WIDEST,
     Cause,
     CauseKind,
     ratio_interval,
@@ -290,7 +289,7 @@ def _of_no_usual_step(cause: Cause, finding: CauseFinding, judged: Run, account:
             f" nor what a step loses to it. Where it comes often: {cause.change}."
         )
     is_one = len(values) >= MIN_STEPS and values.max() >= NEARLY_ALL * values.sum() > 0
-    if was_seen or finding.by_stretch or finding.is_risk or finding.rank is not None or not is_one:
+    if was_seen or finding.is_risk or finding.rank is not None or not is_one:
         return ""
     step, most_ms = account.global_step[int(values.argmax())], quantity(float(values.max()), "ms")
     return f"{subject}: {most_ms} in step {step} alone, as a first use has them: no loss of each step."
@@ -659,7 +658,7 @@ def worth(finding: CauseFinding, global_step: NDArray[np.int64]) -> Worth:
     if finding.occasions is not None:
         return Worth(*finding.occasions.mean_ms(), is_rare=True, occasions=finding.occasions, lasts=True)
     median, mean = float(np.median(finite)), finding.mean_ms
-    is_rare = not finding.by_stretch and (median < RARE * mean or mean < UNLIKE * median)
+    is_rare = median < RARE * mean or mean < UNLIKE * median
     slow_steps = occasions(values, global_step, finding.slow_steps) if is_rare else None
     if slow_steps is not None and slow_steps.mean_ms()[0] >= MOSTLY * mean:  # else it is in all
         if slow_steps.period is None and slow_steps.are_most_of(has_it := values > 0):
@@ -672,9 +671,6 @@ def worth(finding: CauseFinding, global_step: NDArray[np.int64]) -> Worth:
         few = f"too few judged steps for an interval: {len(finite)} of {MIN_STEPS}"
         return Worth(mean, None, few, is_rare, lasts=finding.is_sure)
     _, interval = side([estimated])
-    if finding.by_stretch and interval is not None:  # that samples are few makes stretches differ
-        widest = mean * math.log(WIDEST)
-        interval = max(interval[0], mean - widest), min(interval[1], mean + widest)
     return Worth(mean, interval, "", is_rare, lasts=finding.is_sure)
 
 
@@ -789,7 +785,8 @@ def cause_of(
         beside_ms = max(sampled_ms(judged, line.file, line.function) - line.ms, 0.0)
     # What ranks wait for the slowest host is in a loss of units already.
     goes_too_ms = 0.0 if finding.kind == "small_units" and account.on_device else room.more_ms
-    waited_ms = max(room.waited_ms, value.ms, (value.interval_ms or (0.0, 0.0))[1])
+    most_ms = value.ms * (1 + finding.sample_error)
+    waited_ms = max(room.waited_ms, most_ms, (value.interval_ms or (0.0, 0.0))[1])
     interval, why_no_interval = value.printed(
         min(max(room.most_ms, value.ms + (0.0 if is_of_kernels else finding.more_ms)), waited_ms),
         goes_too_ms + finding.more_ms + beside_ms,

@@ -321,6 +321,22 @@ def test_a_model_that_is_called_by_its_forward_is_not_beside_the_model(tmp_path)
 
 
 @pytest.mark.parametrize(
+    ("num", "equal"),
+    [pytest.param(1, 2 * 51.2, id="in each step"), pytest.param(8, 2 * 30.1, id="in one step of eight")],
+)
+def test_samples_that_show_own_code_are_uncertain_as_a_part_of_so_many_equal_ones_is(tmp_path, num, equal):
+    """A quarter of 32 steps, wherever samples lie; (the sum)^2 / the sum of squares of each rank's 32 with
+    30 ms and others with 10 or 80 ms is 51.2 or 30.1. Mending may save half, besides."""
+    folder = run_of(tmp_path, lambda rank, step, noise: plain(noise), steps=33)
+    for rank in (0, 1):
+        write_stacks(folder, rank, COMMON, ("augment", "rest", "runs", 10.0 * num, num), steps=33)
+    (cause,) = causes(judge(load_run(folder, "run"), 1))
+    error = 1.96 * (0.75 / 0.25 / equal) ** 0.5
+    assert (cause.kind, cause.ms) == ("program_code", pytest.approx(8.0, rel=0.02))
+    assert np.log(cause.ms / cause.interval_ms[0]) == pytest.approx(np.hypot(error, 0.65), rel=0.02)
+
+
+@pytest.mark.parametrize(
     ("line", "op", "size", "is_dealt"),
     [
         (20, "broadcast", 8 << 20, True), (20, "broadcast", 8 << 10, False),

@@ -42,7 +42,7 @@ from aorta.why.causes.losses.needless import (
 from aorta.why.causes.losses.program_code import _computes_by_itself
 from aorta.why.causes.losses.transfer import Exposure, _largest
 from aorta.why.causes.losses.waiting import IN_STEP, in_step
-from aorta.why.causes.rank import DEALING, Worth, _once, _place, causes_of, found_causes, worth
+from aorta.why.causes.rank import DEALING, Worth, _once, _place, causes_of, found_causes
 from aorta.why.causes.rules import rules
 from aorta.why.causes.text import _unexplained_text, fact_texts, filled, nothing_text, title
 from tests.records.run_folders import run_record
@@ -702,15 +702,6 @@ def test_idle_launches_are_of_the_memory_that_each_step_gives_back(tmp_path):
     (cause,) = (one for one in causes(judge(load_run(tmp_path / "run", "run"), 1)) if one.kind == "memory")
     assert (cause.line.text, cause.line.calls) == ("main(), train.py:20", "empty_cache of torch")
     assert cause.change.startswith("leave main(), train.py:20 out of the loop")
-
-
-def test_samples_of_unlike_stretches_have_the_widest_interval_whatever_is_rounded():
-    """An eighth of the run shows all of the loss: the interval over stretches would be wider."""
-    for ms in np.linspace(1.0, 50.0, 99):
-        finding = CauseFinding("program_code", np.r_[[8 * ms] * 2, [0.0] * 14], {}, by_stretch=True)
-        value = worth(finding, np.arange(16))
-        (low, high), _ = value.printed(1e3, 0.0, (0.0, 0.0), 1.0)
-        assert 1.0 < high / low <= 16.001
 
 
 ANOMALY = {"modes": {"anomaly_detection": True}}

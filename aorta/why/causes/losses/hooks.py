@@ -64,14 +64,14 @@ def code_in_hooks(judged: Run, account: Account, losses: list[CauseFinding]) -> 
     ):
         if not rows or not all(len(chosen) >= FEWEST for chosen in rows):
             continue
-        ms = common_ms(samples, rows, account, places_of_steps(whole, account))
+        ms, num = common_ms(samples, rows, account, places_of_steps(whole, account))
         facts[f"{facts['op']}_ms"] = float(ms.mean())
         ms = positive(ms - float(facts.get("plain_ms", 0.0)))  # type: ignore[arg-type]
         if ms.mean() >= (LEAST if "is_least" in facts else LARGE) * account.mean_step_ms:
             if facts["op"] == "comm_hook":
                 losses[:] = [one for one in losses if not _is_of_a_hook(one)]
             takes = {(*first, *cells, *WAIT, "transfer"): 1.0}
-            yield CauseFinding("program_code", ms, takes, facts=who | facts, by_stretch=True)
+            yield CauseFinding("program_code", ms, takes, facts=who | facts, num_samples=num)
 
 
 def _is_of_a_hook(one: CauseFinding) -> bool:

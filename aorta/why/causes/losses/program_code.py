@@ -39,7 +39,7 @@ from aorta.account.model import Run
 from aorta.account.rows import of_the_others
 from aorta.records.schema import NO_CALL, NO_OPTIMIZER, HostKind
 from aorta.records.stacks import StackFrame, StackPhase
-from aorta.why.causes.finding import WAIT, CauseFinding, Floats, of_the_least
+from aorta.why.causes.finding import WAIT, CauseFinding, Floats
 from aorta.why.causes.losses.host_needs import MOSTLY_IDLE
 from aorta.why.causes.program import noted_program, program_of
 from aorta.why.causes.source import source_of
@@ -97,8 +97,6 @@ LEAST = 0.02
 """Of a step."""
 ALSO_OTHERS = 0.25
 """Of what one rank is in, up to which it is the rank's alone though others are seen there."""
-STRETCHES = 8
-"""Of the run, whose spread gives the interval."""
 TRACEBACKS = (
     *("format_stack", "extract_stack", "StackSummary", "walk_stack", "format_list", "FrameSummary"),
     *("checkcache", "lazycache", "updatecache", "getline"),
@@ -120,15 +118,15 @@ def program_code(
     who = {"who": "all ranks" if len(ranks) > 1 else "the rank", "step_ms": account.mean_step_ms, "what": OWN}
     if "anomaly" in program_of(judged.record)[0]:
         in_stacks = [one.is_judged & one.leaf_is(_keeps_a_stack) for one in samples]
-        ms = common_ms(samples, [np.flatnonzero(which).tolist() for which in in_stacks], account, steps)
-        yield _anomaly(judged, account, ms, dict(who))
+        rows = [np.flatnonzero(which).tolist() for which in in_stacks]
+        yield _anomaly(judged, account, *common_ms(samples, rows, account, steps), dict(who))
     for num, rows in _waits_in_passes(judged, account, samples):
-        ms = common_ms(samples, rows, account, steps)
+        ms, num_samples = common_ms(samples, rows, account, steps)
         at = innermost(samples[0].stacks.path(int(samples[0].rows[rows[0][0], 5])))
         facts: dict[str, Any] = {**who, "at": at}
         facts |= {"often": f"{num:.0f}", "read_ms": float(ms.mean())}
         takes: dict[tuple[str, ...], float] = {("synchronisation", *DEVICE_CELLS): 1.0}
-        yield CauseFinding("synchronisation", ms, takes, facts, by_stretch=True)
+        yield CauseFinding("synchronisation", ms, takes, facts, num_samples=num_samples)
     loops = {function for one in samples for function in _loops(one)}
     grouped = [_groups(one, loops) for one in samples]
     # What the program collects of garbage is its own cause.
@@ -173,14 +171,15 @@ def program_code(
         if (Path(group[0]).name, group[2]) in in_both or sum(len(of[group]) for of in grouped) < FEWEST:
             continue
         rows = [groups[group] for groups in grouped]
-        ms = common_ms(samples, rows, account, steps)
+        ms, num_samples = common_ms(samples, rows, account, steps)
         ms = ms * _not_waiting(samples, rows, waited)
         if ms.mean() >= LEAST * account.mean_step_ms:
-            found.append((group, ms))
+            found.append((group, ms, num_samples))
     waits = {line for line, (num, _) in waited.items() if num >= MANY_WAITS}
     # On a busy CPU, of what is the ranks' own time, as these samples are.
     least = LARGE * (1.0 if account.on_device else 1 - account.share("core_taken"))
-    for place, (group, ms) in enumerate(sorted(found, key=lambda entry: -entry[1].mean())[:MOST_GROUPS]):
+    largest = sorted(found, key=lambda entry: -entry[1].mean())[:MOST_GROUPS]
+    for place, (group, ms, num_samples) in enumerate(largest):
         rows = [groups[group] for groups in grouped]
         paths = _paths(samples, rows)
         facts = {**who, "op": "" if _is_no_loss(paths) or not group[2] else "loop"}
@@ -205,20 +204,19 @@ def program_code(
                     [row for row in chosen if _innermost_line(one, row) in waits]
                     for one, chosen in zip(samples, rows, strict=True)
                 ]
-                ms = np.maximum(
-                    common_ms(samples, of_lines, account, steps) - account.mean_ms("synchronisation"), 0.0
-                )
+                ms, num_samples = common_ms(samples, of_lines, account, steps)
+                ms = np.maximum(ms - account.mean_ms("synchronisation"), 0.0)
         is_small = ms.mean() < least * account.mean_step_ms or _may_be_chance(samples, rows, least / 2)
         if kind == "program_code" and is_small:
             continue  # it would not be named, and take from what is
-        yield CauseFinding(kind, ms, {cells: 1.0}, facts=facts, by_stretch=True)
+        yield CauseFinding(kind, ms, {cells: 1.0}, facts=facts, num_samples=num_samples)
 
 
 def _keeps_a_stack(leaf: StackFrame) -> bool:
     return not leaf.is_program and leaf.function.startswith(TRACEBACKS)
 
 
-def _anomaly(judged: Run, account: Account, ms: Floats, facts: dict[str, Any]) -> CauseFinding:
+def _anomaly(judged: Run, account: Account, ms: Floats, num: int, facts: dict[str, Any]) -> CauseFinding:
     """The stacks that it keeps of operators, as samples show, and its checks of each gradient in the backward
     pass: on a device, whose answers the host waits for, the idle time of that; on a CPU no more is known than
     that both are within the passes."""
@@ -229,10 +227,9 @@ def _anomaly(judged: Run, account: Account, ms: Floats, facts: dict[str, Any]) -
     facts["at"] = None if at is None else StackFrame(at[0], at[1], "<module>", True)
     if not account.on_device:
         more_ms = backward_ms + max((judged.mean_of_host(f"{PREFIX}forward") or 0.0) - seen_ms, 0.0)
-        ms = np.full_like(ms, seen_ms)  # the least, whatever stretches of it are
         return CauseFinding("program_code", ms, {CPU_CELLS: 1.0}, facts, more_ms=more_ms)
     ms = ms + min(backward_ms, max(account.mean_ms("launch") - seen_ms, 0.0))
-    return CauseFinding("program_code", ms, {DEVICE_CELLS: 1.0}, facts, by_stretch=True)
+    return CauseFinding("program_code", ms, {DEVICE_CELLS: 1.0}, facts, num_samples=num)
 
 
 def _waits_in_passes(
@@ -294,7 +291,7 @@ def code_in_passes(judged: Run, account: Account, losses: list[CauseFinding]) ->
     most = max(by_function, key=lambda key: sum(map(len, by_function[key])), default=None)
     if most is None or not all(len(rows) >= FEWEST for rows in by_function[most]):
         return
-    ms = common_ms(samples, by_function[most], account, places_of_steps(whole, account))
+    ms, num = common_ms(samples, by_function[most], account, places_of_steps(whole, account))
     facts = {
         "who": "all ranks" if len(judged.ranks) > 1 else "the rank",
         "step_ms": account.mean_step_ms,
@@ -305,7 +302,7 @@ def code_in_passes(judged: Run, account: Account, losses: list[CauseFinding]) ->
         "at": max((at for at in lines if (at.file, at.outer_function) == most[:2]), key=lines.__getitem__),
     }
     if ms.mean() >= LARGE * account.mean_step_ms:
-        found = CauseFinding("program_code", ms, {CPU_CELLS: 1.0}, facts=facts, by_stretch=True)
+        found = CauseFinding("program_code", ms, {CPU_CELLS: 1.0}, facts=facts, num_samples=num)
         backward_ms = judged.mean_of_host(f"{PREFIX}{BACKWARD}") or 0.0  # of which it has as much
         found.more_ms = min(found.mean_ms, backward_ms) if most[2] == "reading" else 0.0
         yield found
@@ -443,7 +440,7 @@ def own_of_rank(judged: Run, account: Account) -> CauseFinding | None:
     if line is None or len(only[worst]) < FEWEST or longer < own_part[worst] / 2:
         return None
     waited_in = heaviest([stack for one, rows in others for stack in one.chosen(rows)])
-    ms = common_ms([samples[worst]], [only[worst]], account, places_of_steps(whole, account))
+    ms, num = common_ms([samples[worst]], [only[worst]], account, places_of_steps(whole, account))
     facts: dict[str, Any] = {"who": f"rank {judged.ranks[worst]}", "op": "own", "own_ms": float(ms.mean())}
     facts["at"] = line
     facts["waited_ms"] = longer * account.mean_step_ms
@@ -451,7 +448,7 @@ def own_of_rank(judged: Run, account: Account) -> CauseFinding | None:
     ms *= min(longer / own_part[worst], 1.0)
     # Of what grows, steps that were not recorded have the most.
     takes = {(*WAIT, "unrecorded"): 1 - 1 / num_ranks, ("unrecorded", *CPU_CELLS): 1 / num_ranks}
-    return CauseFinding("late_rank", ms, takes, facts, rank=judged.ranks[worst], by_stretch=True)
+    return CauseFinding("late_rank", ms, takes, facts, rank=judged.ranks[worst], num_samples=num)
 
 
 def _innermost_line(samples: Samples, row: int) -> Line:
@@ -635,30 +632,24 @@ def _are_alike(samples: list[Samples], rows: list[list[int]]) -> bool:
 
 def common_ms(
     samples: list[Samples], rows: list[list[int]], account: Account, steps: tuple[int, NDArray[np.int64]]
-) -> Floats:
-    """[step]: as much as the rank that has least of it over the run, beyond chance; the mean of each stretch
-    of it, of which there are fewer where samples are few."""
-    num = min(max(min(STRETCHES, sum(map(len, rows)) // FEWEST), 2), steps[0])
-    stretch, by_rank = np.arange(steps[0]) * num // steps[0], []
+) -> tuple[Floats, int]:
+    """[step]: as much as the rank that has least of it over the run, beyond chance, in each step. And
+    how many samples tell it: few may be more or fewer by chance, but not so where nearly all are in it."""
     garbage = account.cells.get("garbage_collection", np.zeros_like(account.step_ms))
     of_account = np.divide(garbage, account.step_ms, out=np.zeros_like(garbage), where=account.step_ms > 0)
     collecting = np.full((len(samples), steps[0]), np.nan)
     collecting[:, steps[1]] = of_account[: len(samples)]
+    seen, num = _shares(samples, rows)
+    by_rank = []
     for row, (one, chosen) in enumerate(zip(samples, rows, strict=True)):
-        judged = one.column >= 0
-        whole = np.bincount(stretch[one.column[judged]], one.ms[judged], minlength=num)
         # A stack does not show that garbage is collected in its innermost line; spans of the host do.
         of_step = collecting[row, one.column[chosen]]
         is_known = np.isfinite(of_step)  # a step that the account lacks is as the others of the group
         usual = float(of_step[is_known].mean()) if is_known.any() else 0.0
         weights = one.ms[chosen] * (1 - np.where(is_known, of_step, usual))
-        part = np.bincount(stretch[one.column[chosen]], weights, minlength=num)
-        # Of nothing, bincount makes integers, whatever its weights are.
-        share = np.divide(part, whole, out=np.zeros(len(whole)), where=whole > 0)[stretch[steps[1]]]
-        if not share.any():  # no step of the account lies where samples are: all of them have its mean
-            share = np.ones(len(share))
-        # Few steps of the account may lie where few samples do.
-        scale = float(part.sum() / whole.sum() / share.mean())
-        by_rank.append(share * scale * account.step_ms.mean())
-    ms = np.array(by_rank)
-    return ms.mean(axis=0) if _are_alike(samples, rows) else of_the_least(ms)
+        by_rank.append(float(weights.sum() / one.ms[one.is_judged].sum()))
+    is_alike = _are_alike(samples, rows)
+    share = float(np.mean(by_rank) if is_alike else np.min(by_rank))
+    told_by = seen * num / np.maximum(1 - seen, 1 / num)
+    num_samples = round(float(told_by.sum() if is_alike else told_by.min()))
+    return np.full(account.step_ms.shape[1], share * account.step_ms.mean()), num_samples
