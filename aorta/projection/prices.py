@@ -306,8 +306,10 @@ class Pricer:
         key: tuple[object, ...] = (*op[2:], self.family)
         kernel_estimate = self._kernels.get(key)
         if kernel_estimate is None:
-            batch, *lengths_heads_and_dims = op[2:9]
-            size = AttentionSize(batch, *lengths_heads_and_dims, causal=op.causal, window=op.window)
+            size = AttentionSize(
+                op.batch, op.seq_q, op.seq_kv, op.num_heads, op.num_kv_heads, op.qk_dim, op.v_dim,
+                causal=op.causal, window=op.window,
+            )  # fmt: skip
             kernel_estimate = self._sdpa.simulate(size, op.backward, self.family)
             if op.ring > 1:
                 kernel_estimate = self._ring(kernel_estimate, size, op)
