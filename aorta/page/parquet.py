@@ -7,7 +7,6 @@ reasons of its row as JSON.
 
 import os
 from collections.abc import Iterable, Iterator, Sequence
-from functools import cache
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -22,18 +21,15 @@ from aorta.account.metrics import of_operation, operations
 from aorta.account.model import Report, Run
 from aorta.errors import ReportError
 from aorta.files import replacing
-from aorta.records.schema import StepRecord
 from aorta.records.table import (
+    FIELDS,
     NOT_MEASURED,
     NULL,
-    PARTS,
     THROTTLING,
     LineTable,
     StepTable,
-    scalar_fields,
 )
 from aorta.timeline.collective import STREAM_OF_OP
-from aorta.timeline.types import OverlapRecord
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -50,6 +46,10 @@ ARROW_TYPES: dict[Any, pa.DataType] = {
     bool: pa.bool_(),
     str: pa.dictionary(pa.int32(), pa.string()),
 }
+COLUMNS_OF_LINES = {
+    name: kind for name, kind in FIELDS.items() if name not in ("schema", NOT_MEASURED, THROTTLING)
+}
+"""Columns of a block that are columns of the table, with their type."""
 
 
 def write_parquet(path: Path | str, report: Report) -> int:
@@ -143,7 +143,7 @@ def _blocks(run: Run, rank: int) -> Iterator[StepTable]:
 def _of_lines(block: StepTable, ops: list[str]) -> dict[str, pa.Array]:
     """Columns that come from the lines alone, without the other ranks."""
     columns: dict[str, pa.Array] = {}
-    for name, kind in _columns_of_lines().items():
+    for name, kind in COLUMNS_OF_LINES.items():
         if name not in block:
             continue
         if kind is float and (numbers := block.numbers(name)) is not None:
@@ -208,26 +208,9 @@ def _schema(ops: list[str]) -> pa.Schema:
     text = ARROW_TYPES[str]
     columns: dict[str, pa.DataType] = {name: text for name in KEYS}
     columns |= {"run": pa.int32(), "warmup": pa.bool_()}
-    columns |= dict(_fields(StepRecord)) | dict(_fields(OverlapRecord))
-    for prefix, struct in PARTS:
-        columns |= {f"{prefix}.{name}": kind for name, kind in _fields(struct)}
+    columns |= {name: ARROW_TYPES[kind] for name, kind in COLUMNS_OF_LINES.items()}
     columns["device.throttling"] = text
     for metric in ("comm_ms", "hidden_ms", "exposed_ms", *OP_METRICS):
         columns |= {of_operation(metric, op): pa.float64() for op in ops}
     columns["not_measured"] = text
     return pa.schema(list(columns.items()))
-
-
-def _fields(struct: type) -> list[tuple[str, pa.DataType]]:
-    """The fields of a record that are one number, flag or text."""
-    return [(name, ARROW_TYPES[kind]) for name, kind in scalar_fields(struct).items() if name != "schema"]
-
-
-@cache
-def _columns_of_lines() -> dict[str, type]:
-    """Columns of a block that are columns of the table, with their type."""
-    columns = scalar_fields(StepRecord) | scalar_fields(OverlapRecord)
-    del columns["schema"]
-    for prefix, struct in PARTS:
-        columns |= {f"{prefix}.{name}": kind for name, kind in scalar_fields(struct).items()}
-    return columns

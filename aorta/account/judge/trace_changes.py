@@ -129,10 +129,11 @@ def _joined(side: Mapping[WorkKey, WorkTimes], keys: Iterable[WorkKey]) -> _Work
 
 
 _Pair = tuple[_Work | None, _Work | None, MATCHED]
+_Rule = tuple[MATCHED, Callable[[WorkKey], Hashable | None]]
 
 
 def _matched(r: _Side, c: _Side, sequences: tuple[Sequence[WorkKey], Sequence[WorkKey]]) -> list[_Pair]:
-    rules: list[tuple[MATCHED, Callable[[WorkKey], Hashable | None]]] = [
+    rules: list[_Rule] = [
         ("all", lambda key: key),
         (
             "operator and shapes",
@@ -142,36 +143,43 @@ def _matched(r: _Side, c: _Side, sequences: tuple[Sequence[WorkKey], Sequence[Wo
         ("operator", lambda key: (key.work_class, key.operator) if key.operator else None),
     ]
     left_r, left_c = dict(r), dict(c)
-    pairs: list[_Pair] = []
-    for matched_by, signature in rules:
-        pairs += _take(left_r, left_c, matched_by, signature)
+    pairs = [pair for rule in rules for pair in _take(left_r, left_c, *rule)]
     partner = _by_order(left_r, left_c, sequences)
-    pairs += _take(left_r, left_c, "order", lambda key: partner.get(key))
-    pairs += [(_joined(left_r, [key]), None, "one side only") for key in left_r]
-    pairs += [(None, _joined(left_c, [key]), "one side only") for key in left_c]
-    return pairs
+    pairs += _take(left_r, left_c, "order", partner.get)
+    return pairs + _alone(left_r, left_c, lambda key: key)
 
 
 def _take(
     left_r: _Side, left_c: _Side, matched_by: MATCHED, signature: Callable[[WorkKey], Hashable | None]
 ) -> list[_Pair]:
     """Pairs of what has the same signature on both sides, which are then no longer left."""
-    groups: list[dict[Hashable, list[WorkKey]]] = []
-    for side in (left_r, left_c):
-        by_signature: dict[Hashable, list[WorkKey]] = defaultdict(list)
-        for key in side:
-            if (value := signature(key)) is not None:
-                by_signature[value].append(key)
-        groups.append(by_signature)
+    of_r, of_c = (_by_signature(side, signature) for side in (left_r, left_c))
     pairs: list[_Pair] = []
-    for value, keys in groups[0].items():
-        if value not in groups[1]:
-            continue
-        pairs.append((_joined(left_r, keys), _joined(left_c, groups[1][value]), matched_by))
-        for side, taken in ((left_r, keys), (left_c, groups[1][value])):
+    for value in [value for value in of_r if value in of_c]:
+        pairs.append((_joined(left_r, of_r[value]), _joined(left_c, of_c[value]), matched_by))
+        for side, taken in ((left_r, of_r[value]), (left_c, of_c[value])):
             for key in taken:
                 del side[key]
     return pairs
+
+
+def _alone(left_r: _Side, left_c: _Side, signature: Callable[[WorkKey], Hashable]) -> list[_Pair]:
+    """What is left on either side, with what has the same signature there."""
+    of_r, of_c = (_by_signature(side, signature).values() for side in (left_r, left_c))
+    return [
+        *((_joined(left_r, keys), None, "one side only") for keys in of_r),
+        *((None, _joined(left_c, keys), "one side only") for keys in of_c),
+    ]
+
+
+def _by_signature(
+    side: _Side, signature: Callable[[WorkKey], Hashable | None]
+) -> dict[Hashable, list[WorkKey]]:
+    found: dict[Hashable, list[WorkKey]] = defaultdict(list)
+    for key in side:
+        if (value := signature(key)) is not None:
+            found[value].append(key)
+    return found
 
 
 def _by_order(
@@ -199,26 +207,19 @@ def _by_order(
 
 
 def _matched_collectives(r: _Side, c: _Side) -> list[_Pair]:
-    left_r, left_c = _of_kind(r, "collective"), _of_kind(c, "collective")
-    pairs: list[_Pair] = []
-    for matched_by, signature in (
+    left = _of_kind(r, "collective"), _of_kind(c, "collective")
+    rules: list[_Rule] = [
         ("all", lambda key: key),
         ("operator and shapes", lambda key: (key.name, key.shapes) if key.shapes else None),
         ("name", lambda key: key.name),
-    ):
-        pairs += _take(left_r, left_c, matched_by, signature)  # type: ignore[arg-type]
-    pairs += [(_joined(left_r, [key]), None, "one side only") for key in left_r]
-    pairs += [(None, _joined(left_c, [key]), "one side only") for key in left_c]
-    return pairs
+    ]
+    return [pair for rule in rules for pair in _take(*left, *rule)] + _alone(*left, lambda key: key)
 
 
 def _class_rows(r: _Side, c: _Side) -> list[WorkChange]:
     left_r, left_c = dict(r), dict(c)
     pairs = _take(left_r, left_c, "class", lambda key: key.work_class)
-    for side, is_reference in ((left_r, True), (left_c, False)):
-        for work_class in dict.fromkeys(key.work_class for key in side):
-            work = _joined(side, [key for key in side if key.work_class == work_class])
-            pairs.append((work, None, "one side only") if is_reference else (None, work, "one side only"))
+    pairs += _alone(left_r, left_c, lambda key: key.work_class)
     return [
         _row("class", *pair)._replace(operator="", shapes="", module="", reference=name, candidate=name)
         for pair in pairs
@@ -228,17 +229,10 @@ def _class_rows(r: _Side, c: _Side) -> list[WorkChange]:
 
 def _operator_rows(r: _Side, c: _Side) -> list[WorkChange]:
     """Operators of the same shapes together, in whatever module they ran: layers do the same work."""
-    sides = [{key: times for key, times in side.items() if key.operator} for side in (r, c)]
-    pairs: list[_Pair] = []
-    for matched_by, signature in (
-        ("operator and shapes", lambda key: (key.operator, key.shapes)),
-        ("operator", lambda key: key.operator),
-    ):
-        pairs += _take(sides[0], sides[1], matched_by, signature)  # type: ignore[arg-type]
-    for side, is_reference in ((sides[0], True), (sides[1], False)):
-        for place in dict.fromkeys((key.operator, key.shapes) for key in side):
-            work = _joined(side, [key for key in side if (key.operator, key.shapes) == place])
-            pairs.append((work, None, "one side only") if is_reference else (None, work, "one side only"))
+    left_r, left_c = ({key: times for key, times in side.items() if key.operator} for side in (r, c))
+    pairs = _take(left_r, left_c, "operator and shapes", lambda key: (key.operator, key.shapes))
+    pairs += _take(left_r, left_c, "operator", lambda key: key.operator)
+    pairs += _alone(left_r, left_c, lambda key: (key.operator, key.shapes))
     return [
         _row("operator", *pair)._replace(
             module=_listed(key.module for side in pair[:2] if side for key in side.keys),
