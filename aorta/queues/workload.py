@@ -13,6 +13,7 @@ import msgspec
 import torch
 import torch.distributed as dist
 
+from aorta.account.results.schema import Checked
 from aorta.device.streams import StreamEvent, Streams
 from aorta.queues.catalogue import Priority, Size
 
@@ -44,15 +45,6 @@ class DeviceWork:
 
     flops: Mapping[str, float]
     """FLOPs of the matrix units, by data type as aorta/hardware/parts names them: bf16, fp16, tf32, fp32."""
-
-
-@dataclass(frozen=True)
-class CorrectnessCheck:
-    """Outcome of validate_correctness."""
-
-    ok: bool
-    detail: str
-    """Comparison made, and the largest error; names the fault where there is one."""
 
 
 ITERATION = "iteration"
@@ -166,7 +158,7 @@ class Workload(ABC):
         """Amount of one iteration."""
 
     @abstractmethod
-    def validate_correctness(self) -> CorrectnessCheck:
+    def validate_correctness(self) -> Checked:
         """Compares what the iterations left behind with a reference computed another way (one stream, higher
         precision, or by hand), and that nothing drifted to inf. Called after the timed iterations, with all
         streams joined and the host synchronised."""

@@ -6,11 +6,12 @@ from typing import Annotated, ClassVar, Literal
 
 import torch
 
+from aorta.account.results.schema import Checked
 from aorta.device.ranks import Ranks
 from aorta.errors import AortaError
 from aorta.queues.harness.iterate import PointPlan
 from aorta.queues.options import Bytes, Dims, Groups, Help, at_least_one
-from aorta.queues.workload import Amount, CorrectnessCheck, Workload, WorkloadOptions
+from aorta.queues.workload import Amount, Workload, WorkloadOptions
 
 
 class SleepOptions(WorkloadOptions, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -63,10 +64,9 @@ class Sleeps(Workload):
     def amount(self) -> Amount:
         return Amount(operations=self.options.pieces, samples=0, units=self.options.pieces)
 
-    def validate_correctness(self) -> CorrectnessCheck:
-        return CorrectnessCheck(
-            not self.options.fail, "asked to fail" if self.options.fail else "nothing to compare"
-        )
+    def validate_correctness(self) -> Checked:
+        fails = self.options.fail
+        return Checked(ok=not fails, detail="asked to fail" if fails else "nothing to compare")
 
     def teardown(self) -> None:
         self.torn_down = True
@@ -123,11 +123,11 @@ class Overlap(Workload):
     def amount(self) -> Amount:
         return Amount(operations=2, samples=1, units=1)
 
-    def validate_correctness(self) -> CorrectnessCheck:
+    def validate_correctness(self) -> Checked:
         group = self.context.group
         ranks = [0] if group is None else torch.distributed.get_process_group_ranks(group)
         expected = sum(rank + 1 for rank in ranks)
-        return CorrectnessCheck(float(self.sum) == expected, f"sum {float(self.sum)}, expected {expected}")
+        return Checked(ok=float(self.sum) == expected, detail=f"sum {float(self.sum)}, expected {expected}")
 
 
 def plan(workload: type[Workload] = Sleeps, streams: int = 2, **given: object) -> PointPlan:

@@ -6,6 +6,7 @@ from functools import partial
 import pytest
 import torch
 
+from aorta.account.results.schema import Checked
 from aorta.device.ranks import Ranks
 from aorta.device.streams import make_streams
 from aorta.queues.catalogue import SYNC_MODES
@@ -13,7 +14,7 @@ from aorta.queues.harness.iterate import PointPlan, set_up
 from aorta.queues.harness.measure import measure_point, measure_this_rank
 from aorta.queues.harness.pieces import concurrency
 from aorta.queues.options import read_options
-from aorta.queues.workload import Amount, CorrectnessCheck, Workload
+from aorta.queues.workload import Amount, Workload
 from aorta.queues.workloads import find
 
 pytestmark = pytest.mark.gpu
@@ -54,8 +55,8 @@ class Spins(Workload):
     def amount(self) -> Amount:
         return Amount(NUM_SPINS, 0, NUM_SPINS)
 
-    def validate_correctness(self) -> CorrectnessCheck:
-        return CorrectnessCheck(True, "spins leave nothing")
+    def validate_correctness(self) -> Checked:
+        return Checked(ok=True, detail="spins leave nothing")
 
 
 def plan(streams: int, **more: object) -> PointPlan:

@@ -64,6 +64,7 @@ class Checked(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
     ok: bool
     detail: str
+    """Comparison made, and the largest error; names the fault where there is one."""
 
 
 class Concurrency(msgspec.Struct, frozen=True, kw_only=True):

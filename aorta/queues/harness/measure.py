@@ -18,7 +18,7 @@ from torch._C._profiler import _ExperimentalConfig
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from aorta.account.results.metrics import not_measured
-from aorta.account.results.schema import Checked, Document, Memory, Metric, Point, RankRun, Setting
+from aorta.account.results.schema import Document, Memory, Metric, Point, RankRun, Setting
 from aorta.device.backend import accelerator, backend_of
 from aorta.device.environment import (
     collect_devices,
@@ -162,7 +162,7 @@ def _run_and_collect(bench: WorkloadBench) -> RankRun:
         alone = bench.run_pieces(plan.piece_iterations, alone=True, mode="per_iteration")
         measured = concurrency(window, alone)
     # Before the legs: they are other programs, and leave other results behind.
-    check = workload.validate_correctness()
+    checked = workload.validate_correctness()
     leg_ms = time_legs(bench)
     amount = workload.amount()
     device_name = backend_of(ranks.device).name(ranks.device)
@@ -178,7 +178,7 @@ def _run_and_collect(bench: WorkloadBench) -> RankRun:
         samples=amount.samples,
         units=amount.units,
         memory=memory,
-        check=Checked(ok=check.ok, detail=check.detail),
+        check=checked,
         concurrency=measured,
         leg_ms=leg_ms,
         workload_metrics=workload.metrics(),

@@ -23,7 +23,7 @@ from aorta.account.results.metrics import (
     quantile_metric,
     rate_metric,
 )
-from aorta.account.results.schema import Interval, Metric, Point, RankRun, Status, Value
+from aorta.account.results.schema import Better, Interval, Metric, Point, RankRun, Status, Value
 from aorta.errors import AortaError
 from aorta.queues.harness.iterate import PointPlan
 from aorta.queues.workload import ITERATION, DeviceWork
@@ -155,25 +155,20 @@ def _concurrency(runs: Sequence[RankRun]) -> dict[str, Metric]:
     if not measured:
         return {"achieved_concurrency": not_measured("pieces", NO_PIECES)}
     num = measured[0].iterations
+
+    def median(values: Sequence[float], unit: str, better: Better = "neither") -> Metric:
+        return Metric(value=float(np.median(values)), unit=unit, better=better, num=num)
+
     medians = {
-        "achieved_concurrency": Metric(
-            value=float(np.median([sample.achieved for sample in measured])), unit="pieces", num=num
-        ),
-        "device_idle_share": Metric(
-            value=float(np.median([sample.idle_share for sample in measured])),
-            unit="",
-            better="lower",
-            num=num,
-        ),
+        "achieved_concurrency": median([sample.achieved for sample in measured], "pieces"),
+        "device_idle_share": median([sample.idle_share for sample in measured], "", "lower"),
     }
     bounds = [sample.placement_bound for sample in measured if sample.placement_bound is not None]
     if bounds:
-        medians["placement_bound"] = Metric(value=float(np.median(bounds)), unit="x", num=num)
+        medians["placement_bound"] = median(bounds, "x")
     for name in measured[0].slowdown:
         values = [sample.slowdown[name] for sample in measured if name in sample.slowdown]
-        medians[f"slowdown.{name}"] = Metric(
-            value=float(np.median(values)), unit="x", better="lower", num=num
-        )
+        medians[f"slowdown.{name}"] = median(values, "x", "lower")
     with_comm = [sample for sample in measured if sample.comm_ms_each]
     if with_comm:
         comm_ms = np.mean([sample.comm_ms_each for sample in with_comm], axis=0)

@@ -52,23 +52,23 @@ LAUNCH_BOUND = "not measured: launch-bound, the chain began before the host had 
 class SwitchCost(msgspec.Struct, frozen=True, kw_only=True):
     """Start-to-start time added by each change of stream in a chain of kernels ordered by events."""
 
-    per_switch_us: float | None
+    per_switch_us: float | None = None
     """Slope across streams less slope of one stream; may be negative, null where not measured.
 
     It is a cost per edge between streams by an event, not of streams that are independent, and it depends
     on how many streams the chain goes around: all but one of them wait at any time.
     """
-    streams: int | None
+    streams: int | None = None
     """Streams that the chain goes around."""
-    interval_us: tuple[float, float] | None
+    interval_us: tuple[float, float] | None = None
     """95 % of per_switch_us."""
-    same_stream_us: float | None
+    same_stream_us: float | None = None
     """Start to start of neighbouring empty kernels of one stream."""
-    clock_tick_ns: float | None
+    clock_tick_ns: float | None = None
     """Smallest step of the clock that the kernels read."""
-    source: str
+    source: str = "none"
     """Kernels that read the clock."""
-    reason: str | None
+    reason: str | None = None
     """Reason why per_switch_us is null."""
 
 
@@ -79,7 +79,7 @@ def measure_switch(device: torch.device, streams: int) -> SwitchCost:
     On a CPU, and wherever the device's clock cannot be read, every number is null with the reason.
     """
     if device.type == "cpu":
-        return _no_cost(NO_QUEUES)
+        return SwitchCost(reason=NO_QUEUES)
     from aorta.queues.probe.gpu import Device, warm_up
 
     try:
@@ -87,20 +87,8 @@ def measure_switch(device: torch.device, streams: int) -> SwitchCost:
         warm_up(shared)
         machine = shared.machine([0] * min(max(1, streams), MOST_STREAMS))
     except ProbeError as error:
-        return _no_cost(f"not measured: {error}")
+        return SwitchCost(reason=f"not measured: {error}")
     return switch_cost(machine)
-
-
-def _no_cost(reason: str) -> SwitchCost:
-    return SwitchCost(
-        per_switch_us=None,
-        streams=None,
-        interval_us=None,
-        same_stream_us=None,
-        clock_tick_ns=None,
-        source="none",
-        reason=reason,
-    )
 
 
 def switch_cost(

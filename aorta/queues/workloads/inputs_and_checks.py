@@ -12,7 +12,8 @@ from statistics import median
 import torch
 from torch import Tensor
 
-from aorta.queues.workload import ALONE, Context, CorrectnessCheck, DeviceWork, Piece, Workload
+from aorta.account.results.schema import Checked
+from aorta.queues.workload import ALONE, Context, DeviceWork, Piece, Workload
 
 
 def work_dtype(context: Context) -> torch.dtype:
@@ -79,11 +80,11 @@ class CheckedWorkload(Workload):
     def comparisons(self) -> Iterable[TensorComparison]:
         """One after the other, so that a reference may be dropped before the next one is made."""
 
-    def validate_correctness(self) -> CorrectnessCheck:
+    def validate_correctness(self) -> Checked:
         return check(self.comparisons())
 
 
-def check(comparisons: Iterable[TensorComparison]) -> CorrectnessCheck:
+def check(comparisons: Iterable[TensorComparison]) -> Checked:
     """Not ok: something is not finite, or an error exceeds its tolerance."""
     worst, worst_name, wrong, num = 0.0, "", [], 0
     for comparison in comparisons:
@@ -101,8 +102,8 @@ def check(comparisons: Iterable[TensorComparison]) -> CorrectnessCheck:
             worst, worst_name = share, f", the largest error {error:.2g} in {comparison.name}"
     if wrong:
         remainder = f" and {len(wrong) - 1} more" if len(wrong) > 1 else ""
-        return CorrectnessCheck(False, wrong[0] + remainder)
-    return CorrectnessCheck(True, f"{num} results agree with their references{worst_name}")
+        return Checked(ok=False, detail=wrong[0] + remainder)
+    return Checked(ok=True, detail=f"{num} results agree with their references{worst_name}")
 
 
 def _error(comparison: TensorComparison) -> float:
