@@ -50,59 +50,6 @@ DARK = {
 }
 MARKS = ("compute", "hidden", "exposed", "wait", "idle")
 """States of a rank in a step; wait is the part of exposed in which some rank had not arrived."""
-TITLES = {
-    "kernel_ms": "kernel time",
-    "kernel_count": "kernel count",
-    "kernel_name_ms": "kernel",
-    "kernel_name_count": "count of kernel",
-    "graph_nodes": "graph nodes",
-    "step_ms": "step",
-    "compute_ms": "busy",
-    "comm_ms": "communication",
-    "hidden_ms": "hidden communication",
-    "exposed_ms": "exposed communication",
-    "exposed_wait_ms": "exposed, waiting for a rank",
-    "exposed_transfer_ms": "exposed, transfer",
-    "idle_ms": "idle",
-    "exposed_copy_ms": "copies alone",
-    "overlap_ratio": "overlap ratio (hidden / communication)",
-    "hidden_per_compute": "hidden / compute",
-    "compute_per_step": "compute / step",
-    "comm_per_step": "comm / step",
-    "exposed_per_step": "exposed / step",
-    "idle_per_step": "idle / step",
-    "between_steps_ms": "between steps",
-    "host_ms": "host, step body",
-    "compute_allreduce_ms": "hidden all-reduce",
-    "compute_reducescatter_ms": "hidden reduce-scatter",
-    "stalled_ms": "compute stream stalled",
-    "starved_bound_ms": "compute stream starved, at most",
-    "starved_hidden_bound_ms": "starved inside hidden, at most",
-    "duration_ms": "duration",
-    "wait_ms": "wait",
-    "transfer_ms": "transfer",
-    "busbw_gb_s": "bus bandwidth",
-    "count": "count per step",
-    "bytes": "bytes per step",
-    "tokens_per_step": "tokens per step",
-    "tokens_per_s_per_gpu": "tokens/s per GPU",
-    "tokens_per_s": "tokens/s",
-    "samples_per_s": "samples/s",
-    "model_tflops_per_gpu": "model FLOP/s per GPU",
-    "mfu": "MFU (model FLOP/s / peak)",
-    "energy_per_token_mj": "energy per token",
-    "peak_memory_bytes": "peak memory",
-    "reserved_memory_bytes": "reserved memory",
-    "device_memory_bytes": "device memory in use",
-    "alloc_retries": "allocator retries",
-    "device_frees": "memory segments given back",
-    "power_w": "power",
-    "sm_clock_mhz": "SM clock",
-    "memory_clock_mhz": "memory clock",
-    "temperature_c": "temperature",
-    "utilization_percent": "device utilization",
-    "throttled": "clocks held down",
-}
 STATE_TITLES = {
     "compute": "compute only",
     "hidden": "communication hidden under compute",
@@ -178,7 +125,7 @@ def json_script(element_id: str, data: bytes) -> Markup:
 def title(metric: str) -> str:
     """'exposed communication, all_gather' for exposed_ms.all_gather."""
     name, op = metric_key(metric)
-    return TITLES.get(name, name) + (f", {op}" if op else "")
+    return (meaning(name).title or name) + (f", {op}" if op else "")
 
 
 def unit(metric: str) -> str:

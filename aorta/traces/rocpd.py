@@ -22,9 +22,6 @@ from aorta.traces.model import RankTrace, listed_names
 from aorta.traces.rocprof import Columns, copy_category, copy_device, trace_of_columns
 
 KERNEL_VIEW = {
-    "start": ("start",),
-    "end": ("end",),
-    "name": ("name",),
     "process": ("pid",),
     "agent": ("agent_abs_index", "agent_absolute_index", "agent_id"),
     "queue": ("queue_id", "queue"),
@@ -33,9 +30,6 @@ KERNEL_VIEW = {
     "dispatch": ("dispatch_id",),
 }
 COPY_VIEW = {
-    "start": ("start",),
-    "end": ("end",),
-    "name": ("name",),
     "process": ("pid",),
     "source": ("src_agent_abs_index", "src_agent_absolute_index", "src_device"),
     "destination": ("dst_agent_abs_index", "dst_agent_absolute_index", "dst_device"),
@@ -43,10 +37,6 @@ COPY_VIEW = {
     "correlation": ("stack_id",),
 }
 REGION_VIEW = {
-    "start": ("start",),
-    "end": ("end",),
-    "name": ("name",),
-    "category": ("category",),
     "process": ("pid",),
     "thread": ("tid",),
     "correlation": ("stack_id",),
@@ -54,7 +44,7 @@ REGION_VIEW = {
     "extra": ("extdata",),
 }
 """In each of the three: columns that may hold a field, by version of rocprofv3; the first that exists is
-read."""
+read. Other fields are in the column of their name."""
 NEEDED = ("start", "end", "name")
 """Fields that a view must have; the others are NULL where it lacks them."""
 
@@ -79,7 +69,7 @@ _RPD_REGIONS = """SELECT A.start, A.end, CASE N.string WHEN 'UserMarker' THEN M.
 
 
 class _Kernel(NamedTuple):
-    """A dispatch; fields in the order of KERNEL_VIEW."""
+    """A dispatch."""
 
     start: int
     end: int
@@ -93,7 +83,7 @@ class _Kernel(NamedTuple):
 
 
 class _Copy(NamedTuple):
-    """A memory copy; fields in the order of COPY_VIEW."""
+    """A memory copy."""
 
     start: int
     end: int
@@ -106,7 +96,7 @@ class _Copy(NamedTuple):
 
 
 class _Region(NamedTuple):
-    """A call of the host, or a marker; fields in the order of REGION_VIEW."""
+    """A call of the host, or a marker."""
 
     start: int
     end: int
@@ -173,7 +163,7 @@ def _kernels(database: Database) -> tuple[list[_Kernel], list[str]]:
         return [_Kernel(*row) for row in database.rows(_RPD_KERNELS)], []
     tables = _tables(database, "rocpd_kernel_dispatch")
     num_kernels = sum(database.count(table) for table in tables)
-    rows = _from_view(database, "kernels", KERNEL_VIEW)
+    rows = _from_view(database, "kernels", _Kernel._fields, KERNEL_VIEW)
     if rows is not None and (len(rows) == num_kernels or not tables):
         return [_Kernel(*row) for row in rows], []
     if not tables:
@@ -210,7 +200,7 @@ def _copies(database: Database) -> list[_Copy]:
     if _is_rpd(database):
         return [_Copy(*row) for row in database.rows(_RPD_COPIES)]
     tables = _tables(database, "rocpd_memory_copy")
-    rows = _from_view(database, "memory_copies", COPY_VIEW)
+    rows = _from_view(database, "memory_copies", _Copy._fields, COPY_VIEW)
     if rows is not None and (not tables or len(rows) == sum(map(database.count, tables))):
         return [_Copy(*row) for row in rows]
     copies = []
@@ -234,7 +224,7 @@ def _copies(database: Database) -> list[_Copy]:
 def _regions(database: Database, notes: list[str]) -> list[_Region]:
     if _is_rpd(database):
         return [_Region(*row) for row in database.rows(_RPD_REGIONS)]
-    rows = _from_view(database, "regions", REGION_VIEW)
+    rows = _from_view(database, "regions", _Region._fields, REGION_VIEW)
     if rows is None:
         if _tables(database, "rocpd_region"):
             notes.append("there is no view regions that can be read: host calls and markers are left out")
@@ -243,11 +233,11 @@ def _regions(database: Database, notes: list[str]) -> list[_Region]:
 
 
 def _from_view(
-    database: Database, view: str, columns_of: Mapping[str, tuple[str, ...]]
+    database: Database, view: str, names: Sequence[str], columns_of: Mapping[str, tuple[str, ...]]
 ) -> list[tuple[Any, ...]] | None:
     """Rows of a view; None where it is missing, lacks a needed field or cannot be queried."""
     present = database.columns(view)
-    chosen = {name: next((c for c in columns if c in present), None) for name, columns in columns_of.items()}
+    chosen = {name: next((c for c in columns_of.get(name, (name,)) if c in present), None) for name in names}
     if any(chosen[name] is None for name in NEEDED):
         return None
     columns = ", ".join("NULL" if column is None else quoted(column) for column in chosen.values())

@@ -7,12 +7,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aorta.account.judge.cells import account_of
-from aorta.account.metrics import THROTTLED, of_operation, operations
+from aorta.account.metrics import MEMORY, THROTTLED, of_operation, operations
 from aorta.account.model import Run, once_of_run
 from aorta.account.rows import row_percentiles
 from aorta.errors import ReportError
 
 Floats = NDArray[np.float64]
+MEDIANS = ("step_ms", "compute_ms", "exposed_ms", "sm_clock_mhz", "power_w")
+HIGHEST = ("temperature_c", *MEMORY)
+"""Metrics of a rank by the number over its steps that stands for them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,16 +52,9 @@ def judged_ranks(run: Run) -> list[JudgedRank]:
     """The rank that costs the others most first; where nobody is known to be late, by time in compute."""
     reasons = operations(run.metrics, THROTTLED)
     columns = {
-        "step_ms": _over_steps(run, "step_ms"),
-        "compute_ms": _over_steps(run, "compute_ms"),
-        "exposed_ms": _over_steps(run, "exposed_ms"),
-        "sm_clock_mhz": _over_steps(run, "sm_clock_mhz"),
+        **{name: _over_steps(run, name) for name in MEDIANS},
+        **{name: _over_steps(run, name, 100) for name in HIGHEST},
         "lowest_clock_mhz": _over_steps(run, "sm_clock_mhz", 0),
-        "power_w": _over_steps(run, "power_w"),
-        "temperature_c": _over_steps(run, "temperature_c", 100),
-        "peak_memory_bytes": _over_steps(run, "peak_memory_bytes", 100),
-        "reserved_memory_bytes": _over_steps(run, "reserved_memory_bytes", 100),
-        "device_memory_bytes": _over_steps(run, "device_memory_bytes", 100),
     }
     shares = {reason: _means(run.values(of_operation(THROTTLED, reason))) for reason in reasons}
     caused, num_last, num_judged = _arrivals(run)

@@ -16,15 +16,11 @@ FIRST_STEPS = 3
 MOST_MODULES = 3
 MOST_HELD = 5
 WORDS: dict[HeldKind, str] = {
-    "parameters": "parameters",
-    "gradients": "gradients",
-    "optimizer state": "optimizer state",
-    "buffers": "buffers",
     "activations": "activations for the backward pass",
     "kept graphs": "graphs of earlier results",
     "kept tensors": "tensors",
-    "tensors": "tensors",
 }
+"""Of kinds that are called something else."""
 CHANGES: dict[str, str] = {
     "pieces": "set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True, and give batches few different shapes",
     "pieces, expandable": "give batches few different shapes: segments are expandable already",
@@ -162,7 +158,7 @@ def _held(shortage: MemoryShortage, groups: list[_Group]) -> Iterator[str]:
 
 
 def _named(group: _Group) -> str:
-    words = WORDS[group.kind]
+    words = WORDS.get(group.kind, group.kind)
     if group.holder:
         verb = "of" if group.kind == "optimizer state" else "in"
         count = f"{group.num_blocks} " if group.kind == "kept tensors" else ""
