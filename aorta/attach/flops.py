@@ -39,7 +39,8 @@ from aorta.attach.meta_copies import (
 )
 from aorta.attach.needless_batches import FrozenModules, NeedlessBatches, some_of, unwrapped
 from aorta.attach.needless_operators import Table
-from aorta.attach.operators_by_line import ALIGNED
+from aorta.attach.program import ALIGNED
+from aorta.record.collective_names import compiled_frames
 from aorta.records.libraries import OWN, PYTHON, library_of
 from aorta.records.schema import (
     NO_CALL,
@@ -139,7 +140,7 @@ class ModelCalls:
         self._batches.begin_step(number)
         self._next = number + (1 if len(self._sizes) < ALIKE else max((number - self._first) // 2, 1))
         compiled = getattr(sys.modules.get("torch._dynamo.eval_frame"), "OptimizedModule", None)
-        if compiled is not None and _compiled_frames() > 0:
+        if compiled is not None and compiled_frames() > 0:
             self._replace(compiled)  # compiled code is guarded by Module's own
         else:
             self._replace(Module)
@@ -480,7 +481,7 @@ class ModelCalls:
         for key, kind in kinds.items():
             one, times, line = counted.get(key) or count_of(*kind), self._times[key], self._lines[key]
             of_kind = {"again": one.again, "fp32": one.fp32}
-            if key in counted and not _compiled_frames():  # which joins operators
+            if key in counted and not compiled_frames():  # which joins operators
                 loops += [] if (loop := one.by_line.loop()) is None else [loop.times(times)]
                 rows += [row.times(times) for row in one.by_line.lines(line)]
                 of_kind |= {name: getattr(one.needless, name) for name in OF_OPERATORS}
@@ -552,7 +553,7 @@ class ModelCalls:
         largest = max(counted, key=lambda key: self._times[key] * counted[key].flops)
         aligned = ALIGNED_OF.get(self.precision or "")
         odd = None if aligned is None else counted[largest].by_line.odd_products(aligned)
-        if odd is not None and not _compiled_frames():
+        if odd is not None and not compiled_frames():
             times = self._times[largest]
             of_bytes |= {"odd": times * odd.flops, "odd_at": odd.at, "odd_length": odd.length}
             of_bytes["odd_num"] = times * odd.num
@@ -671,11 +672,6 @@ def _precision(dtype: torch.dtype, cast: Counter[torch.dtype | None]) -> str | N
     if dtype == torch.float32 and torch.get_float32_matmul_precision() != "highest":
         return "tf32"
     return {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}.get(dtype)
-
-
-def _compiled_frames() -> int:
-    counters = getattr(sys.modules.get("torch._dynamo.utils"), "counters", {})
-    return sum(counters.get("frames", {}).values())
 
 
 def _text_of(error: Exception) -> str:

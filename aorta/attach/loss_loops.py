@@ -10,16 +10,13 @@ from typing import Any, NamedTuple
 
 import torch
 
+from aorta.attach.backward_graphs import ACCUMULATE, MOST_ENDS, MOST_NODES
 from aorta.records.schema import LossLoop
 
 LOOP = 32
 """Operators of one name between a model and its loss, from which on a loop called them."""
 LARGE_BYTES = 8e6
 """Of weights, that a penalty moves in a step: less stays in caches."""
-MOST_NODES = 20_000
-MOST_ENDS = 64
-"""Outputs of a model that are held until a backward pass begins: each holds its graph."""
-ACCUMULATE = "torch::autograd::AccumulateGrad"
 VIEWS = ("View", "Permute", "TBackward", "Transpose", "Expand", "Alias", "squeeze", "Squeeze", "Detach")
 PRODUCTS = ("mm", "Mm", "Linear", "Matmul", "Dot", "Mv")
 OF_ROWS = ("Embedding", "Index", "Gather", "Select", "Slice", "Split", "Conv")

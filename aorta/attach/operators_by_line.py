@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import torch
 
 from aorta.attach.layout_copies import line_of
+from aorta.attach.program import ALIGNED
 from aorta.records.libraries import library_of
 from aorta.records.schema import LineOfWork, LoopKind, OperatorLoop
 from aorta.records.stacks import StackFrame
@@ -29,9 +30,6 @@ AROUND = (
 """Files of functions that a mode puts around every operator."""
 OF_A_TENSOR = ("_tensor.py", "overrides.py", "_device.py", "without_data.py")
 """Files of functions that call one operator each."""
-ALIGNED = 8
-"""Elements of two bytes, 16 bytes in all, at multiples of which a GPU's fast kernels want rows to begin. Of
-four bytes they are half as many."""
 FUSED = {torch.Tag.pointwise, getattr(torch.Tag, "reduction", torch.Tag.pointwise)}
 
 _Way = tuple[int, int]

@@ -22,7 +22,8 @@ MOST = 32
 MOST_FILES = 64
 """That are read for a line, within a step."""
 ALIGNED = 8
-"""Elements of two bytes, at multiples of which rows of a matrix begin at 16 bytes."""
+"""Elements of two bytes, 16 bytes in all, at multiples of which a GPU's fast kernels want rows to begin. Of
+four bytes they are half as many."""
 SIBLINGS = "/sys/devices/system/cpu/cpu{}/topology/thread_siblings_list"
 QUOTAS = (
     ("/sys/fs/cgroup/cpu.max",),

@@ -333,7 +333,7 @@ class CallOrigins:
         Not where something is compiled: compiled code is only valid for the Module._call_impl that it saw.
         """
         self.end()
-        self._has_compiled = self._has_compiled or _compiled_frames() > 0
+        self._has_compiled = self._has_compiled or compiled_frames() > 0
         if _next_number is not None and not self._has_compiled:
             self._follow_nodes()
         self.follows_nodes = self._call_impl is not None
@@ -465,7 +465,7 @@ def qualified_names(root: Module) -> dict[int, tuple[ReferenceType[Module], str]
     return names
 
 
-def _compiled_frames() -> int:
+def compiled_frames() -> int:
     counters = getattr(sys.modules.get("torch._dynamo.utils"), "counters", {})
     return sum(counters.get("frames", {}).values())
 
