@@ -227,7 +227,7 @@ class Attachment:
         @functools.wraps(original)
         def run_backward(*args: Any, **named: Any) -> Any:
             if self.session is None:
-                self._backward_begins()
+                self._trains()
             if self._is_elsewhere():
                 return original(*args, **named)
             if self._compiled_call.optimizer is not None:
@@ -271,7 +271,7 @@ class Attachment:
         """Take a call of RPC's optimizer as the step: its inner optimizers are compiled, or run in other
         processes, and C++ runs its backward passes."""
         kind = module.DistributedOptimizer
-        self._call_after(kind, "__init__", lambda _: self._remote_optimizer_made())
+        self._call_after(kind, "__init__", lambda _: self._trains())
         self._call_is_step(kind, optimizer_at=0)
 
     def _call_is_step(self, kind: type, optimizer_at: int) -> None:
@@ -382,10 +382,6 @@ class Attachment:
                 break
         self._maybe_start()
 
-    @guarded
-    def _remote_optimizer_made(self) -> None:
-        self._start()
-
     @property
     def num_uncalled(self) -> int:
         """Number of the program's optimizers that were not called yet."""
@@ -398,7 +394,7 @@ class Attachment:
         self._maybe_start()
 
     @guarded
-    def _backward_begins(self) -> None:
+    def _trains(self) -> None:
         self._start()
 
     def _maybe_start(self) -> None:

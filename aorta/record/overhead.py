@@ -18,6 +18,7 @@ from collections.abc import Sequence
 from statistics import fmean, median, variance
 
 import msgspec
+from msgspec.structs import astuple
 
 from aorta.records.schema import OverheadRecord
 
@@ -242,10 +243,6 @@ class Meter:
 
     # -- what it has found ---------------------------------------------------------------------------
 
-    @property
-    def num_pairs(self) -> int:
-        return len(self._pairs)
-
     def _known_pairs(self) -> list[Pair]:
         return list(self._pairs) or ([] if self._first_pair is None else [self._first_pair])
 
@@ -372,14 +369,10 @@ def _shares(
     always = always_on or Cost(0.0, 0.0, 0.0)
     mean_ms, low_ms, high_ms = (
         num_recorded * recorded_ms + num_steps * ms
-        for recorded_ms, ms in zip(_ends(cost), _ends(always), strict=True)
+        for recorded_ms, ms in zip(astuple(cost), astuple(always), strict=True)
     )
     bare_ms = total_ms - mean_ms
     return None if bare_ms <= 0 else (mean_ms / bare_ms, low_ms / bare_ms, high_ms / bare_ms)
-
-
-def _ends(cost: Cost) -> tuple[float, float, float]:
-    return cost.ms, cost.low_ms, cost.high_ms
 
 
 def _difference(during: list[float], switches: list[float], beside: list[float]) -> tuple[float, float]:

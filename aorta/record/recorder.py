@@ -425,25 +425,21 @@ class Recorder:
             self._output.write_run(self._run)
 
     def _coverage(self, output: Output) -> dict[str, Any]:
+        kernels = self._sources.kernels
         return {
             "rank": self.rank,
             **collectives_seen(self.journal, self._sources.counts.result(), self._sources),
             **self.coverage_notes,
             "end_marks": end_marks(self.journal),
-            "kernel_records": self._kernel_records(output.matched()),
+            "kernel_records": {
+                "reason": "there is no device" if self._sources.device is None else kernels.reason,
+                "note": kernels.note,
+                **kernels.tracer,
+                "gaps_for_profilers": kernels.num_yields,
+                "matched": output.matched(),
+            },
             "unresolved_steps": output.num_unresolved,
             "left_out_steps": self.steps.num_left_out,
             "lost_lines": output.num_lost,
             "not_seen_by_design": NOT_SEEN_BY_DESIGN,
-        }
-
-    def _kernel_records(self, matched: Any) -> dict[str, Any]:
-        """Say in run.json whether kernel records were read, why not, and how collectives fit to kernels."""
-        kernels = self._sources.kernels
-        return {
-            "reason": "there is no device" if self._sources.device is None else kernels.reason,
-            "note": kernels.note,
-            **kernels.tracer,
-            "gaps_for_profilers": kernels.num_yields,
-            "matched": matched,
         }

@@ -333,7 +333,7 @@ class Sampling:
             self._talk.close()
         self._settle()
         self.meter.settle()
-        if self._state is not None and self._rank == 0 and self.meter.num_pairs:
+        if self._state is not None and self._rank == 0 and self.meter.pairs():
             _write_state(self._state, self.meter)
 
     def record(self) -> OverheadRecord:

@@ -102,12 +102,12 @@ def _cost_text(overhead: OverheadRecord, whole: OverheadRecord, of_run: str) -> 
     if high <= 0 or (low <= 0 and high > VAGUE):
         most = f", {100 * whole.interval[1]:.0f} % at most" if high > 0 else _SHORTER
         return f"what aorta cost {of_run} cannot be told from how its steps vary{most}"
-    text = f"aorta cost {_share(whole.cost, whole.interval)} of {of_run}"
+    text = f"aorta cost {_share(whole.cost, whole.interval, whole.always_on)} of {of_run}"
     if whole.later_cost is not None and whole.later_interval is not None:
         limit = "" if overhead.limit is None else f", limit {100 * overhead.limit:.3g} %"
         text += (
-            f" ({_share(whole.later_cost, whole.later_interval)} after its first {overhead.num_first}"
-            f" steps, which are all recorded{limit})"
+            f" ({_share(whole.later_cost, whole.later_interval, whole.always_on)} after its first"
+            f" {overhead.num_first} steps, which are all recorded{limit})"
         )
     return text
 
@@ -141,9 +141,10 @@ def slower_launches(judged: Run) -> tuple[float, float, float]:
     return min(ms, idle_ms), min(2 * ms, idle_ms), num
 
 
-def _share(cost: float | None, interval: tuple[float, float] | None) -> str:
+def _share(cost: float | None, interval: tuple[float, float] | None, always_on: float | None = None) -> str:
     assert cost is not None
     assert interval is not None
-    # Recording cannot make a run faster: what is below 0 is the scatter of its steps.
-    mean, low, high = (max(0.0, 100 * value) for value in (cost, *interval))
+    # Recording makes no run faster: what is below what stays on is the scatter of its steps.
+    mean = 100 * max(0.0, cost, always_on or 0.0)
+    low, high = max(0.0, 100 * interval[0]), max(mean, 100 * interval[1])
     return f"{mean:.2g} % [{low:.2g}, {high:.2g}]" if high < 10 else f"{mean:.0f} % [{low:.0f}, {high:.0f}]"

@@ -129,6 +129,17 @@ def test_a_host_that_was_measured_has_its_own_cost():
     )
 
 
+def test_what_stays_on_is_the_least_that_a_run_costs():
+    """Its recorded steps were the shorter ones, by their scatter: CUPTI takes 1.6 ms of 80, 2 %."""
+    scatters = OverheadRecord(
+        limit=0.01, cost=-0.03, interval=(-0.08, 0.02), always_on=0.004, always_on_interval=(0.001, 0.006),
+        always_on_ms=0.31, every=None, num_steps=900, num_recorded=24,
+    )  # fmt: skip
+    (text,) = texts(scatters, step_ms=80.0, idle_ms=20.0, **{"kernel_count.gemm": 1000.0})
+    assert text.startswith("aorta cost 2.4 % [0, 6.1] of this run. More than the limit")
+    assert "stays on in every step, recorded or not: 2.4 % [0.1, 4.7], 1.91 ms a step" in text
+
+
 def test_where_cupti_was_in_the_process_before_aorta_adds_nothing():
     assert texts(KNOWN, launch_us=0.0, **GRU_LOOP) == texts(KNOWN)
 
