@@ -131,6 +131,10 @@ def test_a_rank_is_late_by_what_it_alone_is_in_while_the_others_wait_in_any_coll
     assert cause.change.startswith("rank 0 alone does augment(), straggler.py:5, and the others wait")
     assert "meanwhile these are in" in " ".join(cause.evidence)
     assert cause.is_waited_for
+    write_sites(folder, (20, "broadcast", "a tensor", 1, 8 << 20))  # in the function that calls augment()
+    dealt = first_cause(folder)
+    assert dealt.change.startswith("let each rank load its own part of a batch")
+    assert (dealt.rank, dealt.ms) == (0, pytest.approx(4.0, rel=0.05))  # rank 1 has to do its half
 
 
 def test_what_a_rank_alone_is_in_in_every_fourth_step_is_told_once_and_with_its_period(tmp_path):
