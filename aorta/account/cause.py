@@ -158,9 +158,10 @@ def ratio_interval(
     more_ms: float = 0.0,
     errors: tuple[float, float] = (MENDED_ERROR, MENDED_ERROR),
 ) -> tuple[float, float] | None:
-    """Of what mending saves, by the interval over steps; None where that tells nothing."""
+    """Of what mending saves, by the interval over steps; None where that tells nothing. more_ms: what may go
+    with it at most, which no error makes more."""
     half = half_width_ms / ms
-    if half > math.log(WIDEST) + 1e-9:  # one that is held to the widest may be above it by rounding
+    if half > math.log(WIDEST):
         return None
     low, high = (math.hypot(half, error) for error in errors)
-    return ms * math.exp(-low), min((ms + more_ms) * math.exp(high), most_ms)
+    return ms * math.exp(-low), min(ms * math.exp(high) + more_ms, most_ms)
