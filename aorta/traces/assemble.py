@@ -541,6 +541,15 @@ def indexed(values: Sequence[str]) -> tuple[tuple[str, ...], NDArray[np.int32]]:
     return tuple(index), np.fromiter(map(index.__getitem__, values), np.int32, len(values))
 
 
+def stream_labels(
+    devices: Sequence[object], streams: Sequence[object]
+) -> tuple[tuple[str, ...], NDArray[np.int32]]:
+    """Labels of streams: '7', or '2:7' (device:stream) where there are several devices."""
+    if len(set(devices)) > 1:
+        return indexed([f"{device}:{stream}" for device, stream in zip(devices, streams, strict=True)])
+    return indexed(list(map(str, streams)))
+
+
 def nanoseconds(values: Sequence[int], location: str) -> Ints:
     """Whole nanoseconds as an array; TraceError for what no clock gives."""
     try:

@@ -12,7 +12,16 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from aorta.errors import TraceError
-from aorta.traces.assemble import UNLINKED, Activities, Category, StepMark, assemble, indexed, nanoseconds
+from aorta.traces.assemble import (
+    UNLINKED,
+    Activities,
+    Category,
+    StepMark,
+    assemble,
+    indexed,
+    nanoseconds,
+    stream_labels,
+)
 from aorta.traces.classify import COMM_RULES, CommRule, classifier
 from aorta.traces.host_calls import KERNEL_LAUNCH
 from aorta.traces.model import RankTrace, known_rank, listed_names, rank_in_name
@@ -115,10 +124,7 @@ def _activities(
     launch_ns[linked] = nanoseconds(
         [launches[key].start_ns for key in correlation if key is not None and key in launches], location
     )
-    has_several_devices = len({device for device, _, _ in work}) > 1
-    streams, stream = indexed(
-        [f"{device}:{number}" if has_several_devices else number for device, number, _ in work]
-    )
+    streams, stream = stream_labels([device for device, _, _ in work], [number for _, number, _ in work])
     names, name = indexed([event.name for _, _, event in work])
     start_ns = nanoseconds([event.start_ns for _, _, event in work], location)
     linked_ids = set(correlation)

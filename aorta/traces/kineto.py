@@ -30,6 +30,7 @@ from aorta.traces.assemble import (
     StepMark,
     assemble,
     indexed,
+    stream_labels,
 )
 from aorta.traces.classify import COMM_RULES, Classifier, CommRule, classifier, may_be_comm, op_in_name
 from aorta.traces.files import read_bytes
@@ -151,7 +152,8 @@ def _activities(
     start_ns = nanoseconds([e.ts for e in activities], location)
     durations = [e.dur for e in activities]
     names, name = indexed([e.name for e in activities])
-    streams, stream = _streams(activities, args)
+    of_streams = [a.stream if a.stream is not None else e.tid for e, a in zip(activities, args, strict=True)]
+    streams, stream = stream_labels([a.device for a in args], of_streams)
     notes: list[str] = []
     recorded_rank = trace.distributed.rank if trace.distributed else None
     rank = known_rank((recorded_rank, rank_in_name(location)), notes)
@@ -306,14 +308,6 @@ def _categories(
     if peers:
         category[(category == Category.COPY) & np.isin(name, peers)] = Category.PEER_COPY
     return category
-
-
-def _streams(activities: list[KinetoEvent], args: list[Args]) -> tuple[tuple[str, ...], Any]:
-    """Labels of streams: '7', or '2:7' (device:stream) where the trace holds several devices."""
-    stream = [a.stream if a.stream is not None else e.tid for e, a in zip(activities, args, strict=True)]
-    if len({a.device for a in args}) > 1:
-        return indexed([f"{a.device}:{s}" for a, s in zip(args, stream, strict=True)])
-    return indexed(list(map(str, stream)))
 
 
 def _marks(ranges: list[KinetoEvent], processes: dict[Any, int], location: str) -> list[StepMark]:

@@ -16,7 +16,7 @@ import numpy as np
 from aorta.errors import TraceError
 from aorta.processes import no_garbage_collection
 from aorta.timeline.collective import canonical_op
-from aorta.traces.assemble import Activities, Category, assemble, indexed, nanoseconds
+from aorta.traces.assemble import Activities, Category, assemble, indexed, nanoseconds, stream_labels
 from aorta.traces.classify import COMM_RULES, CommRule, classifier
 from aorta.traces.files import Database, integer, open_database, quoted
 from aorta.traces.host_calls import (
@@ -120,8 +120,7 @@ def _activities(database: Database, process: int | None) -> tuple[Activities, in
     timed = [row for row in rows if type(row[2]) is int and type(row[3]) is int]
     num_without_time, rows = len(rows) - len(timed), timed
     names, name = indexed([row[1] for row in rows])
-    has_several_devices = len({row[4] for row in rows}) > 1
-    streams, stream = indexed([f"{row[4]}:{row[6]}" if has_several_devices else str(row[6]) for row in rows])
+    streams, stream = stream_labels([row[4] for row in rows], [row[6] for row in rows])
     start_ns = nanoseconds([integer(row[2]) for row in rows], location)
     correlation = [integer(row[7]) for row in rows]
     calls, ranges, collectives = _host_side(database, strings, process, location)

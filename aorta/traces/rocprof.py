@@ -12,11 +12,19 @@ from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
-from numpy.typing import NDArray
 
 from aorta.errors import TraceError
 from aorta.processes import no_garbage_collection
-from aorta.traces.assemble import UNLINKED, Activities, Category, Ints, assemble, indexed, nanoseconds
+from aorta.traces.assemble import (
+    UNLINKED,
+    Activities,
+    Category,
+    Ints,
+    assemble,
+    indexed,
+    nanoseconds,
+    stream_labels,
+)
 from aorta.traces.classify import COMM_RULES, CommRule, classifier
 from aorta.traces.files import read_bytes
 from aorta.traces.host_calls import (
@@ -91,7 +99,8 @@ def trace_of_columns(
         raise TraceError(f"{location} has numbers that no tool writes: {error}") from error
     collectives = CollectiveCalls([call for call in columns.calls if "RCCL" in call.domain])
     names, name = indexed(columns.name)
-    streams, stream = _stream_labels(columns)
+    labels = [queue if of is None else of for of, queue in zip(columns.stream, columns.queue, strict=True)]
+    streams, stream = stream_labels(columns.device, labels)
     work = Activities(
         start_ns=columns.start_ns,
         end_ns=columns.end_ns,
@@ -127,17 +136,6 @@ def trace_of_columns(
         host=host,
         device_index=device_index,
     )
-
-
-def _stream_labels(columns: Columns) -> tuple[tuple[str, ...], NDArray[np.int32]]:
-    """Labels of streams: '7', or '2:7' (device:stream) where there are several devices."""
-    labels = [
-        queue if stream is None else str(stream)
-        for stream, queue in zip(columns.stream, columns.queue, strict=True)
-    ]
-    if len(set(columns.device)) > 1:
-        labels = [f"{device}:{label}" for device, label in zip(columns.device, labels, strict=True)]
-    return indexed(labels)
 
 
 def _dispatch_gaps(numbers: Sequence[int], location: str) -> int:

@@ -18,7 +18,7 @@ Who waits for whom
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, fields, replace
 from itertools import islice
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, ClassVar, Literal, NamedTuple, get_args
 
 from aorta.programs.language.expr import Expr, HostProgramError, Index, evaluate
 
@@ -60,14 +60,21 @@ class Op:
 
     line: int = field(default=0, compare=False, kw_only=True)
     """Line of the text; 0 for an instruction that was built and not read."""
+    READS: ClassVar[tuple[str, ...]] = ()
+    WRITES: ClassVar[tuple[str, ...]] = ()
+    """Fields that name the parts of buffers which it reads and writes."""
 
     @property
     def reads(self) -> tuple[Ref, ...]:
-        return ()
+        return self._parts(self.READS)
 
     @property
     def writes(self) -> tuple[Ref, ...]:
-        return ()
+        return self._parts(self.WRITES)
+
+    def _parts(self, names: tuple[str, ...]) -> tuple[Ref, ...]:
+        parts = (getattr(self, name) or () for name in names)
+        return tuple(ref for part in parts for ref in ((part,) if isinstance(part, Ref) else part))
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,14 +145,7 @@ class Communicate(Op):
     by: Index | None = None
     root: Index | None = None
     cost_us: float | None = None
-
-    @property
-    def reads(self) -> tuple[Ref, ...]:
-        return () if self.source is None else (self.source,)
-
-    @property
-    def writes(self) -> tuple[Ref, ...]:
-        return () if self.out is None else (self.out,)
+    READS, WRITES = ("source",), ("out",)
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,14 +165,7 @@ class Gemm(Op):
     bias: Ref | None = None
     transposed: bool = False
     cost_us: float | None = None
-
-    @property
-    def reads(self) -> tuple[Ref, ...]:
-        return (self.a, self.b) if self.bias is None else (self.a, self.b, self.bias)
-
-    @property
-    def writes(self) -> tuple[Ref, ...]:
-        return (self.out,)
+    READS, WRITES = ("a", "b", "bias"), ("out",)
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,14 +176,7 @@ class UserOp(Op):
     inputs: tuple[Ref, ...] = ()
     outputs: tuple[Ref, ...] = ()
     cost_us: float | None = None
-
-    @property
-    def reads(self) -> tuple[Ref, ...]:
-        return self.inputs
-
-    @property
-    def writes(self) -> tuple[Ref, ...]:
-        return self.outputs
+    READS, WRITES = ("inputs",), ("outputs",)
 
 
 @dataclass(frozen=True, slots=True)
@@ -334,18 +320,10 @@ def _evaluated(op: Op, variables: dict[str, int]) -> Op:
     return replace(op, **changes) if changes else op
 
 
-_PARTS = {
-    Communicate: ("source", "out"),
-    Gemm: ("a", "b", "out", "bias"),
-    UserOp: ("inputs", "outputs"),
-}
-"""Fields of an operation that name parts of buffers."""
-
-
-def _with_parts(op: Communicate | Gemm | UserOp, part: Callable[[Ref], Ref]) -> Op:
+def _with_parts(op: Op, part: Callable[[Ref], Ref]) -> Op:
     """The operation with part() applied to everything that it reads and writes."""
     changes: dict[str, Any] = {}
-    for name in _PARTS[type(op)]:
+    for name in op.READS + op.WRITES:
         value = getattr(op, name)
         if isinstance(value, Ref):
             changes[name] = part(value)
