@@ -43,7 +43,7 @@ _TEST_CYCLES = 200_000
 _TEST_KERNEL = "spin_kernel"
 _TEST_WAIT_NS = 300_000_000
 """How long the self-test waits for records of what has ended."""
-_NUM_LAUNCHES, _NUM_BURSTS = 50, 5
+_NUM_LAUNCHES, _NUM_BURSTS = 50, 15
 """Launches in a row, far fewer than a queue holds; the quickest burst of so many tells how long one takes."""
 _CLOCK_ERROR_NS = 100_000
 """How far the known kernel may lie outside the host's bracket: the driver interpolates between clocks."""
