@@ -358,6 +358,17 @@ def test_batches_that_a_rank_hands_out_are_named_where_they_are_sent(tmp_path, l
     assert ("hands 8.0 MiB a step to the others" in change) == is_dealt
 
 
+def test_as_many_bytes_as_the_model_s_are_weights_and_no_batch(tmp_path):
+    for name, num_bytes, is_dealt in (("teacher", (8 << 20) + 48, False), ("other", 9 << 20, True)):
+        run = run_record(2, program={"optimizers": [{"parameter_bytes": num_bytes}]})
+        folder = run_of(tmp_path / name, lambda rank, step, noise: plain(noise), run)
+        for rank in (0, 1):
+            write_stacks(folder, rank, COMMON, ("loads", "rest", "runs", 16.0))
+        write_sites(folder, (20, "broadcast", "a tensor", 2, 8 << 20))
+        change = first_cause(folder).change
+        assert change.startswith("let each rank load its own part of a batch") == is_dealt
+
+
 @pytest.mark.parametrize(("leaf", "is_offered"), [("synchronize", True), ("loads", False)])
 def test_operators_on_many_tensors_are_offered_where_stacks_show_torch_alone(tmp_path, leaf, is_offered):
     folder = run_of(tmp_path, lambda rank, step, noise: plain(noise))

@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aorta.account.cause import CauseKind
+from aorta.account.judge.alike import parameter_bytes
 from aorta.account.judge.cells import Account, has_point_to_point
 from aorta.account.judge.occasional import Occasions
 from aorta.account.judge.sites import sites_of
@@ -83,6 +84,8 @@ ALSO_OF_TENSORS = (
 """but for these."""
 DEALS, DEALT_BYTES = ("broadcast", "scatter"), 1 << 20
 """How one rank hands batches to the others, and what it does not hand out of less in a step."""
+AS_MANY = 0.01
+"""Part by which bytes may differ that are the same: single values go beside them."""
 BACKWARD = "backward"
 PASSES = ("forward", "__call__", "<module>")
 """Functions that are the model, or the loop; so is a backward that no backward pass calls."""
@@ -403,7 +406,9 @@ def dealt(judged: Run, lines: Iterable[str], of_line: int = 0) -> dict[str, Any]
     rows = [row for row in sites_of(judged) if row.op in DEALS and row.moves.startswith("a tensor")]
     rows = [row for row in rows if row.place.rpartition(":")[0] in functions and of_line in (0, row.line)]
     num_bytes = sum(row.bytes_per_step for row in rows)
-    is_batch = num_bytes >= DEALT_BYTES
+    # As many bytes as the model's are its weights: of a teacher, or of replicas that are held equal.
+    are_weights = math.isclose(num_bytes, parameter_bytes(judged.record), rel_tol=AS_MANY)
+    is_batch = num_bytes >= DEALT_BYTES and not are_weights
     return {"origin": "dealt", "dealt_bytes": num_bytes, "dealt_at": rows[0].place} if is_batch else {}
 
 
