@@ -159,6 +159,7 @@ class ProgramNotes:
             "comm_hook": bool(hooks),
             "comm_hook_name": None if not hooks else _name_of(hooks[0]),
             "cpu_multiplies": _types_of_cpu(torch),
+            "slowed_by": _slowed_by(torch),
             "num_threads": torch.get_num_threads(),
             "num_interop_threads": torch.get_num_interop_threads(),
             "num_local_ranks": num_local_ranks(0),
@@ -179,6 +180,22 @@ class ProgramNotes:
             "optimizers": self._optimizers,
             "modes": self._modes,
         }
+
+
+def _slowed_by(torch: Any) -> dict[str, tuple[str, int] | None]:
+    """What looks at each call of Python, each line or each allocation while the thread trains, or leaves its
+    operators slower ways, and the line that asks for it."""
+    tracing = sys.modules.get("tracemalloc")
+    history = getattr(torch._C, "_cuda_isHistoryEnabled", None)
+    is_on = {
+        ("tracer", "settrace("): sys.gettrace() is not None,
+        ("profile", "Profile("): sys.getprofile() is not None,
+        ("tracemalloc", "tracemalloc.start("): tracing is not None and tracing.is_tracing(),
+        ("memory_history", "_record_memory_history("): history and torch.cuda.is_initialized() and history(),
+        ("mkldnn", "backends.mkldnn."): not torch.backends.mkldnn.enabled,
+    }
+    modules = [*sys.modules.values()] if any(is_on.values()) else []
+    return {name: _line_with(text, modules) for (name, text), is_one in is_on.items() if is_one}
 
 
 def _cores() -> dict[str, Any]:

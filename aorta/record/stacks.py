@@ -83,12 +83,15 @@ _MARKERS: tuple[tuple[str, tuple[str, ...], StackPhase], ...] = (
     ("_tensor.py", ("backward",), "backward"),
     ("optim/optimizer.py", ("wrapper",), "optimizer"),
     ("nn/modules/module.py", ("_wrapped_call_impl", "_call_impl"), "forward"),
+    ("_dynamo/convert_frame.py", ("_compile",), "rest"),
     ("serialization.py", ("save",), "checkpoint"),
     ("distributed/checkpoint/state_dict_saver.py", ("save", "async_save"), "checkpoint"),
     ("distributed/distributed_c10d.py", (), "communication"),
     ("distributed/_functional_collectives.py", (), "communication"),
 )
 """Files of torch, functions in them (all where none is given), and the phase that they show."""
+_COMPILES = "_compile"
+"""Function of torch._dynamo that stands for all that it calls: compiling goes through passes, too."""
 _LASTING = frozenset(_PHASE[name] for name in ("data", "checkpoint", "backward"))
 """Phases that are not left for what they call: a module that a data set runs is data."""
 
@@ -187,6 +190,8 @@ class StackTree:
                 phase = known.phase
             if known.is_hidden:
                 continue
+            if known.name == _COMPILES and not known.is_program and known.phase == _PHASE["rest"]:
+                return self._library(node, entry or known, known), _PHASE["rest"]
             if known.is_program:
                 node = self._library(node, entry, None)
                 entry = None

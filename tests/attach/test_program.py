@@ -2,6 +2,7 @@
 
 import inspect
 import sys
+import tracemalloc
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -189,3 +190,18 @@ def test_switches_are_read_where_they_are_in_force(notes):
     assert modes["anomaly_detection"] is True
     assert "anomaly_at" in modes
     assert ("bf16" in modes["cpu_multiplies"]) == torch.ops.mkldnn._is_mkldnn_bf16_supported()
+
+
+def test_what_slows_each_call_or_allocation_is_read_where_it_is_on(notes):
+    notes.read_modes(torch)
+    off = notes.described()["modes"]["slowed_by"]
+    tracemalloc.start(1)
+    sys.setprofile(lambda *_: None)
+    try:
+        with torch.backends.mkldnn.flags(enabled=False):
+            notes.read_modes(torch)
+    finally:
+        sys.setprofile(None)
+        tracemalloc.stop()
+    assert off == {}
+    assert notes.described()["modes"]["slowed_by"].keys() == {"profile", "tracemalloc", "mkldnn"}

@@ -163,6 +163,18 @@ def test_a_stack_ends_with_what_is_called_and_has_no_frame():
     assert [frame.text for frame in tree.taken()[0]][-1] == "acquire"
 
 
+def test_what_compiling_goes_through_is_compiling():
+    def backend(graph, _):
+        looked.append(stack_of(lambda look: look()))
+        return graph
+
+    looked = []
+    torch.compile(torch.tanh, backend=backend)(torch.ones(3))
+    ((frames, phase),) = looked
+    assert [frame.text for frame in frames[-1:]] == ["_compile of torch"]
+    assert phase == "rest"
+
+
 def test_what_c_does_without_letting_go_of_the_lock_has_its_name():
     tree, text, over = StackTree(), "a b " * 20_000, threading.Event()
 
