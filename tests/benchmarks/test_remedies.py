@@ -24,6 +24,7 @@ WITHOUT_PROGRAM = {
     ("idle", ""): "of traces without host activities: nothing is set",
     ("late_rank", "inspect"): "a fault of a machine",
     ("program_code", "DistributedDataParallel, with a process"): "the changed program has more ranks",
+    ("program_code", "torch.cuda.memory._record_memory_history"): "allocations_traced is as that on a CPU",
     ("program_code", "draw as few numbers as are used"): "as few as a program can do with",
     ("program_code", "draw figures in one step"): "as of what is logged",
     ("program_code", "compute metrics in one step"): "as of what is logged, in libraries that are not here",

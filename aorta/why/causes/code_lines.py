@@ -55,7 +55,7 @@ MOST_ISSUED = 3
 UNKNOWN = "<unknown>"
 NO_LINE = {
     *("core_taken", "clock", "imbalance", "bubble", "starved", "device_to_device", "anomaly", "blocking"),
-    "locked_out",
+    *("locked_out", "slowed"),
 }
 """Kinds, and operations and origins of others, that no line of the program is the reason of, or none that
 samples show: the host does not wait for it."""

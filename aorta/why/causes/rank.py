@@ -413,10 +413,12 @@ def _with(larger: Cause, cause: Cause) -> Cause:
 
 
 def _place(cause: Cause, named: list[Cause]) -> tuple[float, bool]:
-    """The largest first; but what more cores would save behind a rank that is waited for, a bubble behind
-    unequal stages, whose part of it is known, and a rank whose host launches late behind what all ranks lose,
-    where that is of its size."""
+    """The largest first, behind what makes all slower; but what more cores would save behind a rank that is
+    waited for, a bubble behind unequal stages, whose part of it is known, and a rank whose host launches late
+    behind what all ranks lose, where that is of its size."""
     most_ms = math.inf
+    if cause.kind == "program_code" and not cause.ms:
+        return -math.inf, False
     if cause.kind == "bubble":
         most_ms = min((one.ms for one in named if one.kind == "late_rank"), default=math.inf)
     is_of_threads = cause.kind == "compute" and cause.change.startswith("torch.set_num_threads")
@@ -654,7 +656,7 @@ def worth(finding: CauseFinding, global_step: NDArray[np.int64]) -> Worth:
     values = finding.ms
     finite = values[np.isfinite(values)]
     if not len(finite) or not finite.any():
-        return Worth(0.0, None, "no time is lost yet")
+        return Worth(0.0, None, finding.facts.get("why_no_size", "no time is lost yet"))
     if finding.occasions is not None:
         return Worth(*finding.occasions.mean_ms(), is_rare=True, occasions=finding.occasions, lasts=True)
     median, mean = float(np.median(finite)), finding.mean_ms
@@ -705,7 +707,7 @@ def cause_of(
     if of_program * share < least or (rule.needs_interval and not value.is_sure(finding.ms, least * step)):
         if not finding.is_risk:
             return None
-        value, share = Worth(0.0, None, "no time is lost yet"), 0.0
+        value, share = Worth(0.0, None, value.why_no_interval or "no time is lost yet"), 0.0
     sampled, calls = line_of(finding, judged), waiting_calls(finding, judged)
     line = waiting_line(calls) or sampled
     is_of_workers = finding.kind == "data_loading" and "workers" in stack and not value.is_rare

@@ -44,6 +44,7 @@ FRAMES = {
     "parallel": StackFrame("torch", 0, "Module._wrapped_call_impl", is_program=False),
     "scatter": StackFrame("torch", 0, "scatter", is_program=False),
     "per_step": StackFrame(TRAIN, 38, "shared_error", is_program=True),
+    "compiles": StackFrame("torch", 0, "_compile", is_program=False),
     "group": StackFrame("torch", 0, "_new_process_group_helper", is_program=False),
     "replicate": StackFrame("torch", 0, "replicate", is_program=False),
     "thread": StackFrame("python", 0, "Thread._bootstrap", is_program=False),

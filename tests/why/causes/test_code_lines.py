@@ -406,6 +406,31 @@ def test_anomaly_detection_is_one_cause_at_the_line_that_turns_it_on(tmp_path):
     assert "outside of model" not in " ".join(cause.evidence)
 
 
+@pytest.mark.parametrize("is_sampled", [True, False])
+def test_what_slows_all_of_a_step_is_first_and_without_a_size(tmp_path, is_sampled):
+    program = {"modes": {"slowed_by": {"profile": (TRAIN, 8)}}}
+    run = msgspec.structs.replace(run_record(2), program=program)
+    folder = run_of(tmp_path, lambda rank, step, noise: plain(noise), run)
+    for rank in (0, 1) if is_sampled else ():
+        write_stacks(folder, rank, COMMON, ("augment", "rest", "runs", 6.0))
+    found = causes(judge(load_run(folder, "run")))
+    assert [cause.kind for cause in found] == ["program_code"] * (1 + is_sampled)
+    assert found[0].headline.startswith(
+        "a profiler of Python's calls on all ranks in train.py:8: in all steps, "
+    )
+    assert found[0].change.endswith("at each call and each return: at train.py:8")
+
+
+def test_compiling_in_each_step_is_a_cause_of_its_line(tmp_path):
+    folder = run_of(tmp_path, lambda rank, step, noise: plain(noise))
+    for rank in (0, 1):
+        write_stacks(folder, rank, COMMON, ("compiles", "rest", "runs", 6.0))
+    (cause,) = causes(judge(load_run(folder, "run")))
+    assert cause.subject == "torch.compile, which compiles anew on all ranks in main(), train.py:20"
+    assert cause.ms == pytest.approx(6.0, rel=0.2)
+    assert cause.change.startswith("mark what varies")
+
+
 def test_anomaly_detection_without_a_sample_in_it_is_no_cause(tmp_path):
     run = msgspec.structs.replace(run_record(2), program={"modes": {"anomaly_detection": True}})
     folder = run_of(tmp_path, lambda rank, step, noise: plain(noise), run)

@@ -82,6 +82,14 @@ ALSO_OF_TENSORS = (
     *("abs", "add", "all", "any", "detach", "max", "min", "pow", "round", "sort", "sub", "sum", "values"),
 )
 """but for these."""
+SLOWING = {
+    "tracer": "a tracer of Python's lines",
+    "profile": "a profiler of Python's calls",
+    "tracemalloc": "tracemalloc",
+    "memory_history": "the history of the device's memory",
+    "mkldnn": "torch without oneDNN",
+}
+"""By the name in run.json."""
 DEALS, DEALT_BYTES = ("broadcast", "scatter"), 1 << 20
 """How one rank hands batches to the others, and what it does not hand out of less in a step."""
 AS_MANY = 0.01
@@ -89,7 +97,7 @@ AS_MANY = 0.01
 BACKWARD = "backward"
 PASSES = ("forward", "__call__", "<module>")
 """Functions that are the model, or the loop; so is a backward that no backward pass calls."""
-EMPTY_CACHE, SYNCHRONIZE = "empty_cache", "synchronize"
+EMPTY_CACHE, SYNCHRONIZE, COMPILES = "empty_cache", "synchronize", "_compile"
 """Functions of torch; of the first the allocator's counters know better what it costs."""
 MANY_WAITS = 4
 """A step: a value that is read once or twice does not make the code around it wait."""
@@ -112,13 +120,15 @@ def program_code(
 ) -> Iterator[CauseFinding]:
     """slow: steps of which what comes in them alone has its own cause, and the steps that it is known of."""
     ranks, whole = judged.ranks[:MOST_RANKS], judged.whole or judged
+    who = {"who": "all ranks" if len(ranks) > 1 else "the rank", "step_ms": account.mean_step_ms, "what": OWN}
+    yield from _slowed(judged, account, who)
     # Of all judged steps: the program does the same where its times were not taken.
     samples = samples_of_ranks(whole, timed_samples_of)
     if not samples or len(samples) < len(ranks):
         return
     steps = places_of_steps(whole, account)
     cells = DEVICE_CELLS if account.on_device else CPU_CELLS
-    who = {"who": "all ranks" if len(ranks) > 1 else "the rank", "step_ms": account.mean_step_ms, "what": OWN}
+    yield from _compiles(samples, account, steps, {**who})
     if "anomaly" in program_of(judged.record)[0]:
         in_stacks = [one.is_judged & one.leaf_is(_keeps_a_stack) for one in samples]
         rows = [np.flatnonzero(which).tolist() for which in in_stacks]
@@ -213,6 +223,32 @@ def program_code(
         if kind == "program_code" and is_small:
             continue  # it would not be named, and take from what is
         yield CauseFinding(kind, ms, {cells: 1.0}, facts=facts, num_samples=num_samples)
+
+
+def _compiles(
+    samples: list[Samples], account: Account, steps: tuple[int, NDArray[np.int64]], facts: dict[str, Any]
+) -> Iterator[CauseFinding]:
+    rows = [np.flatnonzero(one.is_judged & one.that_call(COMPILES)).tolist() for one in samples]
+    at = heaviest([stack for one, chosen in zip(samples, rows, strict=True) for stack in one.chosen(chosen)])
+    if at is not None and at.num_samples >= FEWEST:
+        facts |= {"op": "compiles", "what": "torch.compile, which compiles anew", "at": at}
+        cells = DEVICE_CELLS if account.on_device else CPU_CELLS
+        ms, num = common_ms(samples, rows, account, steps)
+        yield CauseFinding("program_code", ms, {cells: 1.0}, facts, num_samples=num)
+
+
+def _slowed(judged: Run, account: Account, who: dict[str, Any]) -> Iterator[CauseFinding]:
+    """What the program has on that makes its Python, its allocations or its operators slower, each by a
+    little. A device that is busy hides it."""
+    slowed_by = (noted_program(judged.record).get("modes") or {}).get("slowed_by") or {}
+    is_hidden = account.on_device and account.mean_ms(*DEVICE_CELLS) < LARGE * account.mean_step_ms
+    for name in slowed_by.keys() & SLOWING.keys() if not is_hidden else ():
+        file, line = slowed_by[name] or ("", 0)
+        at = StackFrame(file, line, "<module>", True) if line else None
+        facts = {**who, "op": "slowed", "origin": name, "what": SLOWING[name], "at": at}
+        facts["why_no_size"] = "in all steps, and no sample shows how much slower these are by it"
+        if name != "mkldnn" or not account.on_device:
+            yield CauseFinding("program_code", np.zeros(judged.num_judged), {}, facts, is_risk=True)
 
 
 def _keeps_a_stack(leaf: StackFrame) -> bool:
@@ -583,7 +619,8 @@ def _group_of(
     """A line of the loop, and what it calls or the line itself; None of neither, and but with_model of the
     model, which some call by its forward()."""
     own = [frame for frame in path if frame.is_program]
-    if not own or is_a_loss(path[-1]) or (path[-1].file, path[-1].function) == ("torch", EMPTY_CACHE):
+    leaf = path[-1]
+    if not own or is_a_loss(leaf) or (leaf.file == "torch" and leaf.function in (EMPTY_CACHE, COMPILES)):
         return None, None
     inside = [place for place, frame in enumerate(own) if (frame.file, frame.outer_function) in loops]
     called = own[inside[-1] + 1 :] if inside else own
