@@ -550,7 +550,8 @@ def _answer(finding: HangFinding) -> list[str]:
     ranks, stuck = finding.ranks, finding.stuck
     if stuck is None:
         if ranks:
-            return [f"no rank waits in a collective that was recorded; {_ranks(ranks)} {_are(ranks)} behind"]
+            are = "is" if len(ranks) == 1 else "are"
+            return [f"no rank waits in a collective that was recorded; {_ranks(ranks)} {are} behind"]
         return ["no rank waits in a collective that was recorded, and no rank is behind the others"]
     waiting = _ranks(stuck.waiting)
     if finding.kind == "absent":
@@ -603,7 +604,3 @@ def _ranks(ranks: "Sequence[int] | dict[int, CallState]") -> str:
 
 def _have(ranks: Sequence[int]) -> str:
     return "has" if len(ranks) == 1 else "have"
-
-
-def _are(ranks: Sequence[int]) -> str:
-    return "is" if len(ranks) == 1 else "are"

@@ -221,7 +221,7 @@ def match_kernels(records: Iterable[StepRecord], trace: RankTrace) -> Coverage:
     lone_records: list[str] = []
     lone_kernels: list[str] = []
     for op in sorted(expected.keys() | kernels_by_op.keys()):
-        calls = sorted(expected[op], key=lambda row: _end_unix_ms(row[0], row[2]))
+        calls = sorted(expected[op], key=lambda row: row[0].start_unix_ns / 1e6 + (row[2].end_ms or 0.0))
         kernels = sorted(kernels_by_op[op], key=lambda kernel: kernel.end_ms)
         matched += [
             Match(
@@ -241,10 +241,6 @@ def match_kernels(records: Iterable[StepRecord], trace: RankTrace) -> Coverage:
             for kernel in kernels[len(calls) :]
         ]
     return Coverage(matched=matched, records_without_kernel=lone_records, kernels_without_record=lone_kernels)
-
-
-def _end_unix_ms(record: StepRecord, call: CollectiveRecord) -> float:
-    return record.start_unix_ns / 1e6 + (call.end_ms or 0.0)
 
 
 def _named_by_records(trace: RankTrace, rows: Sequence[StepRecord]) -> RankTrace:

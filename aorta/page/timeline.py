@@ -76,7 +76,7 @@ def timeline_data(steps_shown: list[Steps]) -> dict[str, Any]:
     num = sum(
         len(steps.records.get(step, ()))
         for steps in steps_shown
-        for step in set(_telling(steps.chosen).values())
+        for step in {step for name, step in steps.chosen.items() if not name.startswith("step ")}
     )
     per_rank = max(200, MAX_MARKS // max(1, num))
     words = _Words()
@@ -194,10 +194,6 @@ def _chosen(run: Run, shown: Shown) -> dict[str, int]:
         "last": len(columns) - 1,
     }
     return {name: int(run.global_step[columns[i]]) for name, i in columns_by_name.items()}
-
-
-def _telling(chosen: dict[str, int]) -> dict[str, int]:
-    return {name: step for name, step in chosen.items() if not name.startswith("step ")}
 
 
 def _further(run: Run, shown: Shown, telling: set[int]) -> list[int]:

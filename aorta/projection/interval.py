@@ -175,7 +175,8 @@ def widenings(
     """Reasons for the width of a projected step's interval, the base first."""
     scale = scale_of(model, plan, hardware)
     reasons = [
-        *_of_any_job(plan),
+        Widening("any run", WIDTHS.base),
+        *([] if plan.software == OWN else [Widening(NOT_IN_VIEW, WIDTHS.unseen)]),
         *_hardware_reasons(plan, hardware),
         *_software_reasons(plan),
         *_model_reasons(model, plan),
@@ -183,12 +184,6 @@ def widenings(
     ]
     scaled = [reason._replace(width=scale * reason.width) for reason in reasons]
     return [*scaled, *_never_measured(model, plan, hardware)]
-
-
-def _of_any_job(plan: Plan) -> Iterator[Widening]:
-    yield Widening("any run", WIDTHS.base)
-    if plan.software != OWN:
-        yield Widening(NOT_IN_VIEW, WIDTHS.unseen)
 
 
 def _share_reasons(plan: Plan, breakdown_s: Mapping[str, float]) -> Iterator[Widening]:

@@ -242,7 +242,8 @@ class _Rank:
             lanes.append((tid, end_ns))
             suffix = f" ({len(lanes)})" if len(lanes) > 1 else ""
             yield self._metadata_event("thread_name", tid, {"name": track + suffix})
-            yield self._metadata_event("thread_sort_index", tid, {"sort_index": self._sort_index(track, tid)})
+            sort_index = {STEPS: 0, OVERLAP: 1}.get(track, 10 + tid - self.pid)
+            yield self._metadata_event("thread_sort_index", tid, {"sort_index": sort_index})
         event: Event = {
             "ph": "X",
             "name": name,
@@ -261,9 +262,6 @@ class _Rank:
             return self.pid
         self._num_others += 1
         return self.pid + self._num_others
-
-    def _sort_index(self, track: str, tid: int) -> int:
-        return {STEPS: 0, OVERLAP: 1}.get(track, 10 + tid - self.pid)
 
     def _metadata_event(self, name: str, tid: int, args: Event) -> Event:
         return {"ph": "M", "name": name, "pid": self.pid, "tid": tid, "args": args}

@@ -200,7 +200,8 @@ class KernelSteps:
         settled = set(marks["name"].tolist())
         best = 0
         for step in later:
-            for number, host_ns in zip(step.kernel_marks, _launches_of(step), strict=True):
+            launches_ns = step.start_ns, step.body_end_ns, step.window_end_ns
+            for number, host_ns in zip(step.kernel_marks, launches_ns, strict=True):
                 if number in settled:
                     best = max(best, host_ns)
         return best
@@ -434,10 +435,6 @@ def _window_of(step: RecordedStep, rows: Rows) -> _Window | None:
     if start is None or end is None:
         return None
     return _Window(start, marks.get(body_number, end), end)
-
-
-def _launches_of(step: RecordedStep) -> tuple[int, int, int]:
-    return step.start_ns, step.body_end_ns, step.window_end_ns
 
 
 def _names_of(rows: Rows, num_names: int) -> NDArray[np.intp]:

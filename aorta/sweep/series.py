@@ -196,14 +196,10 @@ def _without_secrets(variant: Variant) -> Variant:
         variant,
         command=redacted_command(variant.command),
         environment={
-            name: None if value is None else redacted_variable(name, value)
+            name: None if value is None else redacted_command([f"{name}={value}"])[0].partition("=")[2]
             for name, value in variant.environment.items()
         },
     )
-
-
-def redacted_variable(name: str, value: str) -> str:
-    return redacted_command([f"{name}={value}"])[0].partition("=")[2]
 
 
 def opened(wanted: Series, folder: Path) -> Series:

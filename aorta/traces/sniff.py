@@ -66,7 +66,8 @@ def sniff(path: Path) -> Content:
     if path.name.endswith(".xplane.pb"):
         return Content("xplane", rank_in_name(str(path)))
     head = _unpacked_head(start, path)
-    if _is_tar(head) or (head[:1] not in (b"{", b"[") and path.name.endswith((".tar", ".tar.gz", ".tgz"))):
+    is_named_tar = path.name.endswith((".tar", ".tar.gz", ".tgz"))
+    if head[TAR_MAGIC] == b"ustar" or (is_named_tar and head[:1] not in (b"{", b"[")):
         return Content("tar")
     return _sniff_text(head, len(start) < HEAD_BYTES and head is start, lambda: read_bytes(path), str(path))
 
@@ -128,10 +129,6 @@ def _unpacked_head(start: bytes, path: Path) -> bytes:
         return zlib.decompressobj(31).decompress(start, HEAD_BYTES)
     except zlib.error as error:
         raise TraceError(f"{path} is a damaged gzip file: {error}") from error
-
-
-def _is_tar(head: bytes) -> bool:
-    return head[TAR_MAGIC] == b"ustar"
 
 
 def archive_members(path: Path) -> dict[str, Content]:

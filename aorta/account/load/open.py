@@ -33,7 +33,6 @@ from aorta.account.load.ending import (
 from aorta.account.load.evidence import comm_evidence, possible_of_records
 from aorta.account.load.goodput import goodput, goodput_text
 from aorta.account.load.rank.calls import MAX_CALLS
-from aorta.account.load.rank.columns import RankFile
 from aorta.account.load.rank.reduce import LostRank, reduce_file, salvage
 from aorta.account.load.waits import match_records
 from aorta.account.model import Progress, Run
@@ -129,7 +128,9 @@ def _load_records(
         notes += rank.notes
         num_calls += sum(steps.num_calls for steps in rank.sources.values())
         if num_calls > MAX_CALLS:
-            _forget_calls(arrays.ranks)
+            for read in arrays.ranks:
+                for steps in read.sources.values():
+                    steps.calls = None
     if num_calls > MAX_CALLS:
         notes.append(f"{num_calls} collectives are too many to match across ranks: waits are unknown")
     if not arrays.ranks:
@@ -185,9 +186,3 @@ def _on_one_host(ranks: Iterable[int], states: dict[int, RankState]) -> bool:
     processes = [states[rank].process if rank in states else None for rank in ranks]
     hosts = {process.host if process is not None and not process.attempt else "" for process in processes}
     return len(hosts) == 1 and "" not in hosts
-
-
-def _forget_calls(ranks: list[RankFile]) -> None:
-    for rank in ranks:
-        for steps in rank.sources.values():
-            steps.calls = None

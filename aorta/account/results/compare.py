@@ -137,12 +137,9 @@ def _rows(old: Sequence[Point], new: Sequence[Point], threshold: float) -> list[
         single = min(len(side) for side in sides) == 1
         allowance = RUNS_DIFFER.get(old[0].source, RUNS_DIFFER["events"]) if single else 0.0
         row = _row(old[0].configuration, name, sides[0], sides[1], threshold)
-        rows.append(_allowed(row, threshold, allowance, _is_lower(sides)))
+        lower = next(metric for side in sides for metric in side).better == "lower"
+        rows.append(_allowed(row, threshold, allowance, lower))
     return rows
-
-
-def _is_lower(sides: Sequence[Sequence[Metric]]) -> bool:
-    return next(metric for side in sides for metric in side).better == "lower"
 
 
 def _allowed(row: Compared, threshold: float, allowance: float, lower: bool) -> Compared:

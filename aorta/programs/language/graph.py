@@ -259,7 +259,10 @@ class _Builder:
                     self.graph.warnings.append(
                         f"{line_prefix}{format_op(op)} waits for nothing: {event} was not recorded before"
                     )
-                self.append(self.node(step, step.stream), self.event_edge(event))
+                recorded: list[tuple[int, Why]] = (
+                    [(self.events[event], "event")] if event in self.events else []
+                )
+                self.append(self.node(step, step.stream), recorded)
             case WaitWork(work=work):
                 if work not in self.works:
                     line_prefix = f"line {op.line}: " if op.line else ""
@@ -283,9 +286,6 @@ class _Builder:
         is_data = isinstance(op, Communicate | Gemm | UserOp)
         is_comm = isinstance(op, Communicate)
         return Node(format_op(op), stream, op.reads, op.writes, is_data, is_comm, op.line, step.iteration)
-
-    def event_edge(self, event: Ref) -> list[tuple[int, Why]]:
-        return [(self.events[event], "event")] if event in self.events else []
 
     def append(self, node: Node, edges: Iterable[tuple[int, Why]] = (), order: Why = "stream") -> int:
         last = self.tail.get(node.stream)

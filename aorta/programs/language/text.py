@@ -291,7 +291,9 @@ class _Arguments:
         if "cost_us" not in self.named:
             return None
         match self.named.pop("cost_us"):
-            case ast.Constant(value=int() | float() as value) if _is_time(value):
+            case ast.Constant(value=int() | float() as value) if (
+                not isinstance(value, bool) and 0 <= value <= MAX_COST_US
+            ):
                 return float(value)
             case other:
                 raise HostProgramError(f"{self.word}: cost_us={ast.unparse(other)} is not a time in µs")
@@ -301,10 +303,6 @@ class _Arguments:
             raise HostProgramError(f"{self.word}: unexpected {ast.unparse(node)}")
         for key in self.named:
             raise HostProgramError(f"{self.word}: unexpected {key}=")
-
-
-def _is_time(value: float) -> bool:
-    return not isinstance(value, bool) and 0 <= value <= MAX_COST_US
 
 
 def _ref(node: ast.expr) -> Ref:
@@ -347,7 +345,8 @@ def _constant(node: ast.expr) -> int | str:
 
 def format_program(program: Program) -> str:
     """Text of a program, ending in a newline."""
-    params = "".join(f", {key}={_quoted(value)}" for key, value in program.params)
+    quoted = ((key, value if isinstance(value, int) else f'"{value}"') for key, value in program.params)
+    params = "".join(f", {key}={value}" for key, value in quoted)
     lines = [f'program("{program.name}", ranks={program.num_ranks}{params})']
     lines += _block(program.body, "")
     return "\n".join(lines) + "\n"
@@ -394,7 +393,3 @@ def format_op(op: Op) -> str:
 
 def _named(**values: Ref | Expr | int | float | None) -> str:
     return "".join(f", {key}={value}" for key, value in values.items() if value is not None)
-
-
-def _quoted(value: int | str) -> str:
-    return str(value) if isinstance(value, int) else f'"{value}"'

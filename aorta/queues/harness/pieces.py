@@ -117,7 +117,7 @@ def concurrency(together: Window, alone: Window) -> Concurrency | None:
     busy_ms = length_ms(union(all_pieces))
     rounds = list(_by_iteration(together.pieces).values())
     alone_rounds = list(_by_iteration(alone.pieces).values())
-    sums = [_sum_ms(pieces) for pieces in rounds]
+    sums = [sum(piece.duration_ms for piece in pieces) for pieces in rounds]
     # Without joins an iteration's communication may hide under another one's compute.
     compute = union(_intervals_of(together, [piece for piece in together.pieces if not _is_comm(piece)]))
     comm = [
@@ -152,10 +152,6 @@ def _intervals_of(window: Window, pieces: Iterable[Piece]) -> Intervals:
     return intervals(
         (forked[piece.iteration] + piece.start_ms, forked[piece.iteration] + piece.end_ms) for piece in pieces
     )
-
-
-def _sum_ms(pieces: Iterable[Piece]) -> float:
-    return sum(piece.duration_ms for piece in pieces)
 
 
 def _is_comm(piece: Piece) -> bool:

@@ -130,7 +130,8 @@ class CallsBuilder:
             is_unknown,
             lambda i: f"active_segments name the stream {unknown[active[i]]!r}, which no record has",
         )
-        is_exposed = np.array([_is_exposed(names) for names in sets])[active]
+        exposed = [any(name != COPY for name in names) and "compute" not in names for names in sets]
+        is_exposed = np.array(exposed)[active]
         times_ms = np.stack((start_ms[is_exposed], end_ms[is_exposed]), axis=1)
         origin = block.integers("start_unix_ns")[row[is_exposed]]
         self.exposed.append((times_ms * 1e6).astype(np.int64) + origin[:, None])
@@ -194,10 +195,6 @@ def _distinct(columns: Sequence[Ints]) -> tuple[list[tuple[int, ...]], Ints]:
     place[order] = np.arange(len(order))
     rows = firsts[order]
     return list(zip(*(np.asarray(column)[rows].tolist() for column in columns), strict=True)), place[codes]
-
-
-def _is_exposed(active: Sequence[str]) -> bool:
-    return "compute" not in active and any(name != COPY for name in active)
 
 
 # -- sums over the collectives of a rank ----------------------------------------------------------------
