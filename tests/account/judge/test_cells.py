@@ -269,3 +269,16 @@ def test_gaps_behind_steps_that_were_not_timed_count_as_well(tmp_path):
     assert {step for step, ms in gaps.items() if ms > 1} == {7, 15}
     assert gaps[7] == pytest.approx(80.0, abs=0.01)
     assert found.judged_ms == pytest.approx(23 * 22.0)
+
+
+def test_what_a_host_is_ahead_where_steps_go_on_by_its_clock_is_no_gap_where_they_go_back(tmp_path):
+    """Steps of 22 ms. Rank 1's begin 60 ms earlier from step 8 on, 70 from 12 on, and as rank 0's again in
+    step 16; behind step 19 come 80 ms in no step."""
+
+    def make(rank, step, noise):
+        ahead_ms = 60.0 * (8 <= step < 16) + 10.0 * (12 <= step < 16)
+        start_ms = 22.0 * step + 80.0 * (step > 19) - rank * ahead_ms
+        return Host().work(20.0).comm(2.0), {"start_unix_ns": 10**18 + int(start_ms * 1e6)}
+
+    gaps = account(tmp_path / "run", make).gaps_ms
+    assert gaps[np.isfinite(gaps)].round(2).tolist() == [0.0] * 18 + [80.0] + [0.0] * 3
