@@ -183,6 +183,8 @@ def stretches(judged: Run) -> Iterator[Run]:
 
 
 ALL = slice(None)
+BY_STEP = ("global_step", "has_details", "has_collectives", "left_out")
+"""Arrays of a run with a number for each step, of all ranks."""
 
 
 def _part(run: Run, rows: NDArray[np.intp] | slice, columns: NDArray[np.intp]) -> Run:
@@ -193,32 +195,24 @@ def _part(run: Run, rows: NDArray[np.intp] | slice, columns: NDArray[np.intp]) -
     def part(values: NDArray[Any], of: NDArray[np.intp] = columns) -> NDArray[Any]:
         return values[rows][:, of]
 
+    def parts_of(whole: object, *names: str, of: NDArray[np.intp] = columns) -> dict[str, NDArray[Any]]:
+        return {name: part(getattr(whole, name), of) for name in names}
+
     arrivals = run.arrivals
     if arrivals is not None:
-        arrivals = msgspec.structs.replace(
-            arrivals,
-            num_last=part(arrivals.num_last),
-            num_judged=part(arrivals.num_judged),
-            caused_ms=part(arrivals.caused_ms),
-            exposed_ms=part(arrivals.exposed_ms),
-            waits={rank: arrivals.waits[rank] for rank in ranks},
-        )
+        waits = {rank: arrivals.waits[rank] for rank in ranks}
+        of_arrivals = parts_of(arrivals, "num_last", "num_judged", "caused_ms", "exposed_ms")
+        arrivals = msgspec.structs.replace(arrivals, **of_arrivals, waits=waits)
     kept = (np.cumsum(run.has_collectives) - 1)[columns[run.has_collectives[columns]]]
-    names = ("count", "duration_ms", "wait_ms", "transfer_ms")
+    of_kinds = ("count", "duration_ms", "wait_ms", "transfer_ms")
     return msgspec.structs.replace(
         run,
         ranks=ranks,
-        global_step=run.global_step[columns],
-        start_unix_ns=part(run.start_unix_ns),
+        **parts_of(run, "start_unix_ns", "num_collectives", "host_bound"),
+        **{name: getattr(run, name)[columns] for name in BY_STEP},
         metrics=cast(MutableMapping[str, NDArray[np.float64]], _Parts(run.metrics, part)),
-        num_collectives=part(run.num_collectives),
-        host_bound=part(run.host_bound),
-        has_details=run.has_details[columns],
-        has_collectives=run.has_collectives[columns],
-        left_out=run.left_out[columns],
         collectives=[
-            msgspec.structs.replace(kind, **{name: part(getattr(kind, name), kept) for name in names})
-            for kind in run.collectives
+            msgspec.structs.replace(kind, **parts_of(kind, *of_kinds, of=kept)) for kind in run.collectives
         ],
         arrivals=arrivals,
         host_parts=_Parts(run.host_parts, part),
