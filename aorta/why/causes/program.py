@@ -22,7 +22,7 @@ PROGRAM = (
     *("blocks", "resharded_not", "reduced_narrow", "gathered_narrow", "foreach_off", "many_groups"),
     *("fused", "optimizer_of_another", "never_fused", "unfused", "anomaly", "no_core", "short_batch"),
     *("whole_batches", "cuda_graphs", "own_crowd", "one_thread", "few_threads", "comm_hook", "prefetched"),
-    *("expandable", "offloaded", "foreach", "buckets_usual"),
+    *("expandable", "offloaded", "foreach", "buckets_usual", "iterated_anew"),
 )
 """workers_0: the training loop's DataLoader has none; workers_new: it has some, which start anew in short
 epochs. pinned: it hands out pinned memory. buckets_small, buckets_usual: DDP's are set below its default, or
@@ -38,7 +38,7 @@ cuda_graphs: torch.compile was asked to replay the model as CUDA graphs. own_cro
 have more threads of torch and loader workers than cores; one_thread: the program has set torch to one;
 few_threads: it has one, and no workers. comm_hook: DDP's gradients go through one. prefetched:
 FullyShardedDataParallel gathers ahead in both passes. expandable: so are segments of the allocator.
-offloaded: units keep their parameters on the CPU."""
+offloaded: units keep their parameters on the CPU. iterated_anew: each batch is of an iterator of its own."""
 OFFERS = {
     "fused": r"\bfused(?:=True| optimizer)",
     "pinned": r"\bpin_memory=True",
@@ -89,6 +89,8 @@ FLOATS = {"bfloat16": 2, "float16": 2, "float32": 4, "float64": 8}
 """Bytes of an element."""
 WIDE_PART = 0.1
 """Norms in fp32 beside a model in bf16 are less."""
+MANY_EPOCHS, ANEW = 3, 0.9
+"""Of a loader, and iterators over batches: it is asked for one for each batch."""
 SHORT_EPOCH = 200
 """Batches."""
 MANY_GROUPS = 16
@@ -298,6 +300,7 @@ def _loader(loader: Mapping[str, Any], names: set[str], facts: dict[str, str]) -
     names.add("workers" if num_workers else "workers_0")
     names |= {"pinned"} if loader.get("pin_memory") else set()
     names |= {"whole_batches"} if "batch_size" in loader and loader["batch_size"] is None else set()
+    names |= {"iterated_anew"} if MANY_EPOCHS < epochs >= ANEW * _number(loader, "num_batches") else set()
     is_short = epochs > 1 and _number(loader, "num_batches") < SHORT_EPOCH * epochs
     if num_workers and not loader.get("persistent_workers") and is_short:
         names.add("workers_new")

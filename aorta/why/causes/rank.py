@@ -711,6 +711,7 @@ def cause_of(
     sampled, calls = line_of(finding, judged), waiting_calls(finding, judged)
     line = waiting_line(calls) or sampled
     is_of_workers = finding.kind == "data_loading" and "workers" in stack and not value.is_rare
+    is_of_workers = is_of_workers and "iterated_anew" not in stack
     if is_of_workers and line is not None and line.doing == "runs":
         return None  # it takes batches out of the workers' hands, which more of them do not shorten
     needs_line = finding.kind == "pause" and finding.facts.get("op") in NEED_A_LINE

@@ -6,8 +6,8 @@ from aorta.account.judge.judged import judge
 from aorta.account.load.open import load_run
 from aorta.records.schema import HostUse
 from tests.records.run_folders import run_record
-from tests.why.causes.runs import MIB, Host, causes, run_of
-from tests.why.causes.stacks import write_stacks
+from tests.why.causes.runs import MIB, Host, causes, plain, run_of
+from tests.why.causes.stacks import COMMON, write_stacks
 
 SOURCE = {"source": "kernels", "modules": ["bucket 0: weight"], "host_use": HostUse(35.0, 0.0)}
 
@@ -88,6 +88,28 @@ def test_code_that_a_library_calls_within_an_optimizers_step(tmp_path, frame, al
     for one in own:
         assert one.line.text == "Net.on_before_optimizer_step(), train.py:60"
         assert "in one step of N" in one.change
+
+
+@pytest.mark.parametrize(
+    ("frame", "is_found"),
+    [
+        pytest.param("outputs", True, id="python-of-a-hook"),
+        pytest.param("of_outputs", True, id="operators-of-a-hook"),
+        pytest.param("own_forward", False, id="a-forward-pass"),
+        pytest.param("of_timed", False, id="a-forward-pass-that-is-wrapped"),
+    ],
+)
+def test_what_modules_call_beside_their_forward_pass_is_a_hook(tmp_path, frame, is_found):
+    folder = run_of(tmp_path, lambda rank, step, noise: plain(noise))
+    for rank in (0, 1):
+        write_stacks(folder, rank, COMMON, (frame, "forward", "runs", 8.0))
+    hooks = [
+        one for one in causes(judge(load_run(folder, "run"))) if "call it as a hook" in str(one.evidence)
+    ]
+    assert [one.line.text for one in hooks] == ["keep_outputs(), train.py:90"] * is_found
+    for one in hooks:
+        assert one.ms == pytest.approx(8.0, rel=0.2)
+        assert "register a hook once" in one.change
 
 
 @pytest.mark.parametrize(

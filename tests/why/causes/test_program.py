@@ -81,6 +81,12 @@ def broadcasts(rank, step, noise):
             id="few-workers",
         ),
         pytest.param(
+            slow_loader,
+            {"loaders": LOADER | {"num_batches": 30, "num_epochs": 30}},
+            "take batches of one iterator",
+            id="an-iterator-for-each-batch",
+        ),
+        pytest.param(
             slow_epochs,
             {"loaders": LOADER | {"num_workers": 3, "num_epochs": 9}},
             "persistent_workers=True at train.py:41",

@@ -2,8 +2,9 @@
 program's own code that a library calls within an optimizer's step, and DataParallel's copies."""
 
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator
+from itertools import pairwise
 
 import numpy as np
 
@@ -61,6 +62,7 @@ def code_in_hooks(judged: Run, account: Account, losses: list[CauseFinding]) -> 
         _of_gradients(judged, samples),
         _of_optimizers(samples),
         _of_data_parallel(samples),
+        _of_modules(samples) if not account.on_device else ([], {}, ()),
     ):
         if not rows or not all(len(chosen) >= FEWEST for chosen in rows):
             continue
@@ -109,6 +111,35 @@ def _of_gradients(judged: Run, samples: list[Samples]) -> _Rows:
         "rate": rate,
     }
     return rows, facts, WAIT if judged.source == "host" else ("launch",)
+
+
+def _of_modules(samples: list[Samples]) -> _Rows:
+    """Hooks of the program in forward passes, of the function with most of them."""
+    by_function: dict[Function, list[list[int]]] = defaultdict(lambda: [[] for _ in samples])
+    lines: Counter[StackFrame] = Counter()
+    for number, one in enumerate(samples):
+        for row in np.flatnonzero(one.is_judged & one.in_phase("forward")).tolist():
+            hook = _hook_of_module(one.stacks.path(int(one.rows[row, 5])))
+            if hook is not None:
+                by_function[hook.file, hook.function][number].append(row)
+                lines[hook] += 1
+    most = max(by_function, key=lambda key: sum(map(len, by_function[key])), default=None)
+    if most is None:
+        return [], {}, ()
+    at = max((line for line in lines if (line.file, line.function) == most), key=lines.__getitem__)
+    facts: dict[str, object] = {"op": "in_hooks", "origin": "in_hooks", "what": OWN, "at": at}
+    return by_function[most], facts, ()
+
+
+def _hook_of_module(path: list[StackFrame]) -> StackFrame | None:
+    """What a module calls that is no forward(), and calls none."""
+    found = None
+    for caller, frame in pairwise(path):
+        if frame.is_program and caller.file == "torch" and caller.function.endswith("call_impl"):
+            found = frame
+        if frame.function.rpartition(".")[2] == "forward":
+            found = None
+    return found
 
 
 def is_in_hook(path: list[StackFrame], name: str | None) -> bool:
