@@ -5,6 +5,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from aorta.account.model import Direction
+from aorta.timeline.types import OverlapRecord
 
 
 class MetricKey(NamedTuple):
@@ -40,20 +41,10 @@ def operations(keys: Iterable[str], name: str) -> list[str]:
 
 
 STEP_METRICS = ("step_ms", "between_steps_ms", "host_ms")
-OVERLAP_METRICS = (
-    "comm_ms",
-    "compute_ms",
-    "hidden_ms",
-    "exposed_ms",
-    "idle_ms",
-    "exposed_copy_ms",
-    "overlap_ratio",
-    "hidden_per_compute",
-    "compute_allreduce_ms",
-    "compute_reducescatter_ms",
-    "stalled_ms",
-    "starved_bound_ms",
-    "starved_hidden_bound_ms",
+OVERLAP_METRICS = tuple(
+    name
+    for name in OverlapRecord.__struct_fields__
+    if name not in ("hidden_by_op", "exposed_by_op", "host_bound")
 )
 PER_STEP = ("compute", "comm", "exposed", "idle")
 """Metrics also given as a share of the step: <name>_per_step."""

@@ -16,38 +16,24 @@ from aorta.account.numbers import counted as counted
 MAX_LABEL = 22
 """Letters of a run's label above a column and in a tile."""
 VOID = frozenset(("br", "hr", "input", "link", "meta"))
-LIGHT = {
-    "paper": "#ffffff",
-    "panel": "#f6f7f9",
-    "line": "#dfe3e8",
-    "outline": "#868e99",
-    "ink": "#1b2129",
-    "muted": "#59626e",
-    "accent": "#5645b0",
-    "compute": "#2f6299",
-    "hidden": "#3fa096",
-    "exposed": "#ad3706",
-    "wait": "#cf7f2b",
-    "idle": "#e3e6ea",
-    "worse": "#b23c08",
-    "better": "#1d716a",
+THEMES = {
+    "paper": ("#ffffff", "#14171c"),
+    "panel": ("#f6f7f9", "#1c2128"),
+    "line": ("#dfe3e8", "#313842"),
+    "outline": ("#868e99", "#737c88"),
+    "ink": ("#1b2129", "#e6e9ed"),
+    "muted": ("#59626e", "#a3acb8"),
+    "accent": ("#5645b0", "#a99cf5"),
+    "compute": ("#2f6299", "#4583c4"),
+    "hidden": ("#3fa096", "#6fc9be"),
+    "exposed": ("#ad3706", "#ee6c33"),
+    "wait": ("#cf7f2b", "#f6b877"),
+    "idle": ("#e3e6ea", "#2a3038"),
+    "worse": ("#b23c08", "#f58b5c"),
+    "better": ("#1d716a", "#6fc9be"),
 }
-DARK = {
-    "paper": "#14171c",
-    "panel": "#1c2128",
-    "line": "#313842",
-    "outline": "#737c88",
-    "ink": "#e6e9ed",
-    "muted": "#a3acb8",
-    "accent": "#a99cf5",
-    "compute": "#4583c4",
-    "hidden": "#6fc9be",
-    "exposed": "#ee6c33",
-    "wait": "#f6b877",
-    "idle": "#2a3038",
-    "worse": "#f58b5c",
-    "better": "#6fc9be",
-}
+"""Colours by what they are for: on light paper, and on dark."""
+LIGHT, DARK = ({name: theme[i] for name, theme in THEMES.items()} for i in (0, 1))
 MARKS = ("compute", "hidden", "exposed", "wait", "idle")
 """States of a rank in a step; wait is the part of exposed in which some rank had not arrived."""
 STATE_TITLES = {

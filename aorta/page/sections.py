@@ -189,6 +189,10 @@ def ranks_on_devices(judged: Run) -> str:
     return f"{ranks} on {names}" if names else ranks
 
 
+RECORDED = ("placement", "layout", "model", "versions", "environment", "config", "coverage")
+"""Of run.json, with what they hold."""
+
+
 def _settings_of(dataset: Dataset) -> Markup:
     run = dataset.first.record
     if run is None:
@@ -197,13 +201,7 @@ def _settings_of(dataset: Dataset) -> Markup:
         )
     groups: dict[str, Any] = {
         "command": " ".join(run.command),
-        "placement": run.placement,
-        "layout": run.layout,
-        "model": run.model,
-        "versions": run.versions,
-        "environment": run.environment,
-        "config": run.config,
-        "coverage": run.coverage,
+        **{name: getattr(run, name) for name in RECORDED},
     }
     rows = [
         tag("tr", tag("td", group), tag("th", name, scope="row"), setting_cell(value))

@@ -19,15 +19,9 @@ from aorta.projection.sdpa import AttentionSize, TileSdpa
 
 ROUTED = ("experts", "permute", "unpermute")
 """Prefixes of the names of operations on routed tokens."""
-CATEGORIES = {
-    "tp": "tp_comm",
-    "ep": "ep_comm",
-    "cp": "cp_comm",
-    "dp": "dp_comm",
-    "edp": "dp_comm",
-    "copies": "dp_comm",
-    "pp": "pp_comm",
-}
+CATEGORIES = {axis: f"{axis}_comm" for axis in ("tp", "ep", "cp", "dp", "pp")}
+CATEGORIES |= dict.fromkeys(("edp", "copies"), "dp_comm")
+"""Of collectives, by the axis of the mesh that they go along."""
 
 
 class Contention(NamedTuple):
@@ -124,16 +118,7 @@ class Anchor(NamedTuple):
     """Measured over projected step with these: a factor on the whole step."""
 
 
-LAUNCHES = (
-    "moe_layer_host_s",
-    "expert_host_s",
-    "eager_launch_s",
-    "dtensor_launch_s",
-    "compiled_launch_s",
-    "megatron_launch_s",
-    "fsdp_unit_s",
-    "fsdp_dtensor_unit_s",
-)
+LAUNCHES = tuple(name for name in Factors.__struct_fields__ if name.endswith("_s"))
 """Factors that are host times."""
 
 

@@ -22,9 +22,7 @@ STREAMS = {
     "tp": "tp",
     "ep": "all_to_all",
     "cp": "context",
-    "dp": "data_parallel",
-    "edp": "data_parallel",
-    "copies": "data_parallel",
+    **dict.fromkeys(("dp", "edp", "copies"), "data_parallel"),
 }
 KERNEL_OPS = (GemmOp, AttentionOp)
 MOST_PARTS = 6

@@ -3,44 +3,25 @@
 import re
 from typing import NamedTuple
 
-ALIASES = {
-    "allreduce": "all_reduce",
-    "allgather": "all_gather",
-    "allgatherbase": "all_gather",
-    "allgatherinto": "all_gather",
-    "allgatherintotensor": "all_gather",
-    "allgathersingle": "all_gather",
-    "reducescatter": "reduce_scatter",
-    "reducescatterbase": "reduce_scatter",
-    "reducescattertensor": "reduce_scatter",
-    "reducescattersingle": "reduce_scatter",
-    "alltoall": "all_to_all",
-    "alltoallv": "all_to_all",
-    "alltoallbase": "all_to_all",
-    "alltoallsingle": "all_to_all",
-    "broadcast": "broadcast",
-    "broadcastoop": "broadcast",
-    "bcast": "broadcast",
-    "reduce": "reduce",
-    "reduceoop": "reduce",
+SPELLINGS = {
+    "all_reduce": "allreduce",
+    "all_gather": "allgather allgatherbase allgatherinto allgatherintotensor allgathersingle",
+    "reduce_scatter": "reducescatter reducescatterbase reducescattertensor reducescattersingle",
+    "all_to_all": "alltoall alltoallv alltoallbase alltoallsingle",
+    "broadcast": "broadcast broadcastoop bcast",
+    "reduce": "reduce reduceoop",
     "gather": "gather",
     "scatter": "scatter",
-    "send": "send",
-    "recv": "recv",
-    "recvany": "recv",
-    "recvanysource": "recv",
-    "isend": "send",
-    "irecv": "recv",
-    "sendrecv": "send_recv",
+    "send": "send isend",
+    "recv": "recv recvany recvanysource irecv",
+    "send_recv": "sendrecv",
     "barrier": "barrier",
 }
-"""Spellings without punctuation, case and `coalesced`, and the name in this project."""
+"""Without punctuation, case and `coalesced`, by the name in this project."""
+ALIASES = {spelling: op for op, spellings in SPELLINGS.items() for spelling in spellings.split()}
 
 STREAM_OF_OP = {
-    "all_reduce": "allreduce",
-    "reduce_scatter": "reducescatter",
-    "all_gather": "allgather",
-    "all_to_all": "alltoall",
+    op: op.replace("_", "") for op in ("all_reduce", "reduce_scatter", "all_gather", "all_to_all")
 }
 
 POINT_TO_POINT = frozenset(("send", "recv", "send_recv"))

@@ -141,15 +141,8 @@ class Timeline:
 
     def select(self, mask: NDArray[np.bool_]) -> Self:
         """The same window with the spans of the mask alone."""
-        return replace(
-            self,
-            start_ms=self.start_ms[mask],
-            end_ms=self.end_ms[mask],
-            kind=self.kind[mask],
-            stream=self.stream[mask],
-            op=self.op[mask],
-            name=self.name[mask],
-        )
+        of_spans = ("start_ms", "end_ms", "kind", "stream", "op", "name")
+        return replace(self, **{name: getattr(self, name)[mask] for name in of_spans})
 
     def of_step(self, step: int, start_ms: float, end_ms: float) -> Self:
         """The window [start_ms, end_ms) as a step of its own, its times from its start."""

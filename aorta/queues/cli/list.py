@@ -18,17 +18,8 @@ def list_command(verbose: bool, as_json: bool) -> None:
     if as_json:
         from aorta.account.results.schema import to_json
 
-        rows = [
-            {
-                "name": workload.name,
-                "priority": workload.priority,
-                "unit": workload.unit,
-                "question": workload.question,
-                "min_streams": workload.min_streams,
-                "max_streams": workload.max_streams,
-            }
-            for workload in chosen
-        ]
+        names = ("name", "priority", "unit", "question", "min_streams", "max_streams")
+        rows = [{name: getattr(workload, name) for name in names} for workload in chosen]
         sys.stdout.buffer.write(to_json(rows) + b"\n")
         return
     show_list(chosen, verbose)
