@@ -32,19 +32,17 @@ def number(value: float | None, *, sign: bool = False, extra_digits: int = 0, mi
     return (minus if value < 0 else "+" if sign and value > 0 else "") + text
 
 
-def quantity(
-    value: float | None, unit: str, *, sign: bool = False, extra_digits: int = 0, minus: str = "-"
-) -> str:
+def quantity(value: float | None, unit: str, *, sign: bool = False, minus: str = "-") -> str:
     """A number with its unit. Bytes in the largest binary unit; whole counts and flags without decimals."""
     if value is None or not math.isfinite(value):
         return "n/a"
     if unit == "bytes":
         return byte_text(value, sign=sign, minus=minus)
     if unit == "%":
-        return percent(value, sign=sign, digits=1 + extra_digits, minus=minus)
+        return percent(value, sign=sign, digits=1, minus=minus)
     if not unit and value == int(value) and abs(value) > 1:
         return (minus if value < 0 else "+" if sign else "") + f"{abs(value):,.0f}"
-    text = number(value, sign=sign, extra_digits=extra_digits, minus=minus)
+    text = number(value, sign=sign, minus=minus)
     return f"{text} {unit}" if unit else text
 
 

@@ -54,14 +54,8 @@ __all__ = [
     "validate",
 ]
 
-_HOME = {
-    "Layout": "aorta.config.layout",
-    "configuration_names": "aorta.config.load",
-    "configuration_path": "aorta.config.load",
-    "load_config": "aorta.config.load",
-    "resolve_layout": "aorta.config.layout",
-    "validate": "aorta.config.layout",
-}
+_HOME = dict.fromkeys(("Layout", "resolve_layout", "validate"), "aorta.config.layout")
+_HOME |= dict.fromkeys(("configuration_names", "configuration_path", "load_config"), "aorta.config.load")
 
 
 def __getattr__(name: str) -> Any:

@@ -32,11 +32,6 @@ def reduce_scatter(out: torch.Tensor, source: torch.Tensor, group: Group, async_
     return _scatter(_rows(out), _rows(source), group=group, async_op=async_op)
 
 
-def all_reduce(tensor: torch.Tensor, group: Group, async_op: bool = False) -> Any:
-    """Sum the tensor over the ranks, in place."""
-    return dist.all_reduce(tensor, group=group, async_op=async_op)
-
-
 def exchange(
     source: torch.Tensor | None, to: int | None, out: torch.Tensor | None, by: int | None, group: Group
 ) -> list[Any]:

@@ -233,7 +233,9 @@ class Execution:
             case "all_to_all":
                 return lambda async_op: dist.all_to_all_single(out, source, group=group, async_op=async_op)
             case "all_reduce":
-                return lambda async_op: collectives.all_reduce(_in_place(out, source), group, async_op)
+                return lambda async_op: dist.all_reduce(
+                    _in_place(out, source), group=group, async_op=async_op
+                )
             case "broadcast":
                 assert root is not None
                 sender = dist.get_global_rank(group, root)

@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 
 from aorta.device.backend import backend_of
-from aorta.programs.execute.collectives import all_gather, all_reduce
+from aorta.programs.execute.collectives import all_gather
 from aorta.programs.language.emit import OPS
 from aorta.programs.language.expr import HostProgramError
 from aorta.programs.language.ir import Program
@@ -161,7 +161,7 @@ def reference(operands: Operands, group: dist.ProcessGroup, bias: bool = False) 
         result = torch.mm(gathered, operands.w)
     else:
         result = torch.mm(operands.a, operands.w)
-        all_reduce(result, group)
+        dist.all_reduce(result, group=group)
     if bias:
         result += operands.bias
     backend_of(operands.device).synchronize(operands.device)

@@ -15,7 +15,7 @@ import torch.distributed as dist
 
 from aorta.device.backend import backend_of
 from aorta.device.streams import MAIN, Streams, make_streams
-from aorta.programs.execute.collectives import all_gather, all_reduce, reduce_scatter
+from aorta.programs.execute.collectives import all_gather, reduce_scatter
 from aorta.programs.execute.executor import Execution, streams_needed
 from aorta.programs.execute.problem import Arena, Operands, Problem, bind, expected, in_order_of_ranks
 from aorta.programs.language.emit import ORDERS, Comm, Shape, TileOrder, emit
@@ -150,7 +150,7 @@ class Serial(Strategy):
             case "gemm_rs":
                 self.bench.submit(lambda: reduce_scatter(self.out, self.between, group))
             case _:
-                self.bench.submit(lambda: all_reduce(self.out, group))
+                self.bench.submit(lambda: dist.all_reduce(self.out, group=group))
 
     def multiply(self) -> None:
         """Submit the multiply alone."""

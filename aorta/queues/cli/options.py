@@ -142,10 +142,10 @@ def options_of(workload: "type[Workload]", values: Mapping[str, str | bool]) -> 
     return read_options(workload.Options, values)
 
 
-def stream_count(text: str, flag: str = "--streams") -> int:
+def stream_count(text: str) -> int:
     """ConfigError unless 1 to 64."""
     if not (text.strip().isascii() and text.strip().isdecimal()) or not 1 <= int(text) <= MAX_STREAMS:
-        raise ConfigError(f"{flag} must be 1 to {MAX_STREAMS}, got {text!r}")
+        raise ConfigError(f"--streams must be 1 to {MAX_STREAMS}, got {text!r}")
     return int(text)
 
 
