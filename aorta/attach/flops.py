@@ -515,12 +515,10 @@ class ModelCalls:
         padding, columns = self._batches.padding()
         repeats, backwards_at = self._graphs.repeats()
         of_backward = sum(self._times[key] * (one.flops - one.forward[0]) for key, one in counted.items())
-        of_rows = {
-            number: (1 - table.num_looked_up / table.num_rows) * table.num_rows * table.row_bytes
-            for number, table in tables.items()
-            if number in self._trained and table.num_looked_up < table.num_rows
-        }
-        sums["rows_bytes"] = Counter({tables[number].line: round(num) for number, num in of_rows.items()})
+        sums["rows_bytes"] = Counter[StackFrame | None]()
+        for number, table in tables.items():  # of which one line may look up several
+            if number in self._trained and (num := table.num_rows - table.num_looked_up) > 0:
+                sums["rows_bytes"][table.line] += num * table.row_bytes
         found = {name: by_line for name, by_line in sums.items() if by_line.total()}
         lines = {
             f"{name.removesuffix('_bytes')}_at": max(by_line, key=by_line.__getitem__)
