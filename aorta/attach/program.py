@@ -7,6 +7,7 @@ described when they are made and not kept. Imports nothing heavy: hooks.py loads
 import linecache
 import math
 import os
+import re
 import sys
 import weakref
 from collections.abc import Iterable
@@ -33,6 +34,10 @@ QUOTAS = (
 FSDP_MODULE = "torch.distributed.fsdp._fully_shard._fsdp_param_group"
 FSDP1_MODULE = "torch.distributed.fsdp.fully_sharded_data_parallel"
 FSDP1_PREFETCHES = ("forward_prefetch", "backward_prefetch")
+MADE_AT = re.compile(r":(\d+) in (\w+)")
+"""Line and function, in the reason of a recompilation: '# train.py:47 in forward'."""
+VARIES = re.compile(r"\S+: (?:tensor '(?P<tensor>[^']+)' (?P<what>\w+)|(?P<value>[\w.\[\]']+) == )")
+"""What differed, without its value, in such a reason: '0/7: self.seen == 7'."""
 LOADER_ARGUMENTS = ("num_workers", "batch_size", "pin_memory", "persistent_workers", "prefetch_factor")
 OPTIMIZER_ARGUMENTS = ("foreach", "fused", "capturable")
 DDP_ARGUMENTS = (
@@ -170,6 +175,11 @@ class ProgramNotes:
             self._modes["anomaly_at"] = _line_with("detect_anomaly(", [*sys.modules.values()])
         if hooks:
             self._modes["comm_hook_at"] = _line_with(".register_comm_hook(", [*sys.modules.values()])
+        self.read_fallen_back()
+
+    def read_fallen_back(self) -> None:
+        """Called at the end again: by then torch may have given up compiling a function."""
+        self._modes["fallen_back"] = _fallen_back()
 
     def described(self) -> dict[str, Any]:
         """For run.json."""
@@ -180,6 +190,30 @@ class ProgramNotes:
             "optimizers": self._optimizers,
             "modes": self._modes,
         }
+
+
+def _fallen_back() -> list[dict[str, Any]]:
+    """Functions that were compiled as often as torch does at most, and that run eagerly where none of that
+    fits. Looks at what torch._dynamo keeps, where the program has loaded it."""
+    found: list[dict[str, Any]] = []
+    with suppress(Exception):  # of torch's own tables, which another version may keep otherwise
+        most = sys.modules["torch._dynamo.config"].recompile_limit
+        entries_of = sys.modules["torch._C._dynamo.eval_frame"]._debug_get_cache_entry_list
+        for code, reasons in [*sys.modules["torch._dynamo.utils"].guard_failures.items()]:
+            entries = entries_of(code)
+            ids = [entry.compile_id for entry in entries]
+            newest = max(ids, key=lambda one: one.frame_compile_id, default=None)
+            # A guard of the newest has failed, and nothing was compiled for it.
+            reason = next((one for one in reasons if one.startswith(f"{newest}: ")), None)
+            if reason is None or len(entries) < most or len(found) >= MOST:
+                continue
+            made, varies = MADE_AT.search(reason), VARIES.match(reason)
+            is_own = made is not None and made[2] == code.co_name
+            name = varies and (varies["value"] or f"the {varies['what']} of {varies['tensor']}")
+            line = int(made[1]) if made is not None and is_own else code.co_firstlineno
+            at = {"file": code.co_filename, "line": line, "function": code.co_qualname}
+            found.append({**at, "times": len(entries), "varies": name})
+    return found
 
 
 def _slowed_by(torch: Any) -> dict[str, tuple[str, int] | None]:

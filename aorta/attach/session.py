@@ -215,6 +215,7 @@ class AttachedSession:
             from aorta.attach.flops import ModelCalls
 
             recorder.flops = ModelCalls()  # has the reason why there is no number
+        self._attachment.program.read_fallen_back()
         self._describe(recorder)
         self._recorder = None
         Interception.give_way = None

@@ -205,3 +205,47 @@ def test_what_slows_each_call_or_allocation_is_read_where_it_is_on(notes):
         tracemalloc.stop()
     assert off == {}
     assert notes.described()["modes"]["slowed_by"].keys() == {"profile", "tracemalloc", "mkldnn"}
+
+
+class Ramped(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.seen = 0
+
+    def forward(self, rows):
+        self.seen += 1
+        return torch.tanh(rows) * self.seen
+
+
+@pytest.mark.parametrize("num_calls", [8, 9])
+def test_a_function_is_noted_that_torch_no_longer_compiles_anew(notes, num_calls):
+    torch._dynamo.reset()
+    compiled = torch.compile(Ramped(), backend="eager")
+    notes.read_fallen_back()
+    for _ in range(num_calls):
+        compiled(torch.ones(3))
+    before = notes.described()["modes"]["fallen_back"]
+    notes.read_fallen_back()
+    line = inspect.getsourcelines(Ramped.forward)[1] + 1
+    at = {"file": __file__, "line": line, "function": "Ramped.forward"}
+    assert before == []
+    assert notes.described()["modes"]["fallen_back"] == (
+        [{**at, "times": 8, "varies": "self.seen"}]
+        if num_calls > torch._dynamo.config.recompile_limit
+        else []
+    )
+
+
+def test_compilations_that_fit_what_comes_are_no_fallback(notes):
+    torch._dynamo.reset()
+    compiled = torch.compile(torch.tanh, backend="eager", dynamic=True)
+    for num in range(2, 14):
+        compiled(torch.ones(num))
+    notes.read_fallen_back()
+    assert notes.described()["modes"]["fallen_back"] == []
+
+
+def test_what_torch_keeps_otherwise_is_not_read(notes, monkeypatch):
+    monkeypatch.setitem(sys.modules, "torch._dynamo.utils", None)
+    notes.read_fallen_back()
+    assert notes.described()["modes"]["fallen_back"] == []
