@@ -75,16 +75,10 @@ def _rows(dataset: Dataset, time: str, count: str, names: Iterable[str]) -> list
 
 MOST_OPERATORS = 20
 BYTES = {
-    "fp64": 8,
-    "int64": 8,
-    "fp32": 4,
-    "int32": 4,
-    "bf16": 2,
-    "fp16": 2,
-    "fp8": 1,
-    "bool": 1,
-    "uint8": 1,
-    "int8": 1,
+    **dict.fromkeys(("fp64", "int64"), 8),
+    **dict.fromkeys(("fp32", "int32"), 4),
+    **dict.fromkeys(("bf16", "fp16"), 2),
+    **dict.fromkeys(("fp8", "bool", "uint8", "int8"), 1),
 }
 _PRODUCT = re.compile(r"(_scaled_)?(mm|addmm|bmm|baddbmm)")
 _ATTENTION = re.compile(r"_(scaled_dot_product|flash|efficient|cudnn)\w*attention(_forward)?")

@@ -68,12 +68,8 @@ HIDDEN_ENOUGH = 0.6
 """Hidden part of gathers, from which on they are prefetched: of few, the first one cannot be hidden."""
 MIN_GATHERS = 3
 NEEDLESS = {
-    "nothing": "own",
-    "an object": "object",
-    "buffers": "buffers",
-    "a tensor": "own",
-    "a value": "own",
-    "a metric": "own",
+    **dict.fromkeys(("nothing", "a tensor", "a value", "a metric"), "own"),
+    **{"an object": "object", "buffers": "buffers"},
 }
 """What moves that is no gradient or parameter, as call sites have it, and its origin for the rules."""
 MOST_OF_ALL = 0.9
