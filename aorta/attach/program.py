@@ -219,13 +219,16 @@ def _fallen_back() -> list[dict[str, Any]]:
 def _slowed_by(torch: Any) -> dict[str, tuple[str, int] | None]:
     """What looks at each call of Python, each line or each allocation while the thread trains, or leaves its
     operators slower ways, and the line that asks for it."""
+    from aorta.device.backend import accelerator
+
     tracing = sys.modules.get("tracemalloc")
-    history = getattr(torch._C, "_cuda_isHistoryEnabled", None)
+    asked = getattr(torch._C, "_cuda_isHistoryEnabled", None)
+    history = asked is not None and accelerator().is_initialized() and asked()
     is_on = {
         ("tracer", "settrace("): sys.gettrace() is not None,
         ("profile", "Profile("): sys.getprofile() is not None,
         ("tracemalloc", "tracemalloc.start("): tracing is not None and tracing.is_tracing(),
-        ("memory_history", "_record_memory_history("): history and torch.cuda.is_initialized() and history(),
+        ("memory_history", "_record_memory_history("): history,
         ("mkldnn", "backends.mkldnn."): not torch.backends.mkldnn.enabled,
     }
     modules = [*sys.modules.values()] if any(is_on.values()) else []
