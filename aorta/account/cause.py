@@ -71,7 +71,7 @@ class CodeLine(msgspec.Struct, frozen=True, kw_only=True):
     calls: str = ""
     """The library's function in which it is there: 'sleep of time'; '' where it is in none."""
     entry: str = ""
-    """The one that the line itself calls, in most of it."""
+    """The one that its function itself calls, in most of what is in any."""
     doing: Does = "runs"
     """What the thread did in most of it."""
     ms: float = 0.0

@@ -3,7 +3,7 @@
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
+from itertools import pairwise, takewhile
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,6 +17,8 @@ from aorta.timeline.types import TRACE_SOURCES
 
 MOST = 0.5
 """Of a loss, from which on it is in one function."""
+OF_A_FUNCTION = 0.3
+"""Of it, from which on what is in libraries tells what it calls."""
 CALLED_OF_TORCH = ("Tensor.", "torch.", "F.", "nn.", "dist.")
 """Beginnings of names of what has no frame."""
 LOSS_FUNCTIONS = ("loss", "cross_entropy")
@@ -235,14 +237,16 @@ def heaviest(stacks: Sequence[WeightedStack]) -> CodeLine | None:
         ),
         None,
     )
+    named = [entry for entry in inside if _in_library(entry[0])]
+    is_most = _ms(named) >= OF_A_FUNCTION * _ms(inside)
     return CodeLine(
         file=found.file,
         line=found.line,
         function=found.outer_function,
         text=found.text,
         caller="" if caller is None else caller.text,
-        calls=_called(at_line),
-        entry=_called(at_line, 0),
+        calls=_called(stack for stack, _ in at_line),
+        entry=_called((stack for stack, _ in named), 0) if is_most else "",
         doing=doing,
         ms=_ms(inside),
         part=min(_ms(inside) / total, 1.0),
@@ -266,12 +270,17 @@ def _by_weight(group: list[tuple[WeightedStack, int]]) -> list[tuple[WeightedSta
     return sorted(group, key=lambda entry: -ms[entry[0].frames[entry[1]]])
 
 
-def _called(at_line: list[tuple[WeightedStack, int]], place: int = -1) -> str:
-    """The library's function that most of it is in; place 0: which the line calls."""
+def _in_library(stack: WeightedStack) -> list[StackFrame]:
+    """What the innermost line of the program calls."""
+    return [*takewhile(lambda frame: not frame.is_program, reversed(stack.frames))][::-1]
+
+
+def _called(stacks: Iterable[WeightedStack], place: int = -1) -> str:
+    """The library's function that most of them are in; place 0: which a line calls."""
     ms: dict[str, float] = defaultdict(float)
-    for stack, at in at_line:
-        inner = stack.frames[at + 1 :]
-        ms[inner[place].text if inner and not inner[-1].is_program else ""] += stack.ms
+    for stack in stacks:
+        inner = _in_library(stack)
+        ms[inner[place].text if inner else ""] += stack.ms
     return max(ms, key=lambda name: ms[name], default="")
 
 

@@ -608,8 +608,8 @@ def _is_no_loss(paths: list[list[StackFrame]]) -> bool:
 
 def _called_in(paths: list[list[StackFrame]], loop: str) -> str | None:
     """The program's function beside the loop that most samples of a line of it are in."""
-    inner = map(innermost, paths)
-    called = Counter(one.text.rpartition(":")[0] for one in inner if one and one.outer_function != loop)
+    inner = [one for one in map(innermost, paths) if one and one.outer_function not in (loop, "<listcomp>")]
+    called = Counter(one.text.rpartition(":")[0] for one in inner)
     return next((name for name, num in called.most_common(1) if num >= FEWEST), None)
 
 

@@ -90,11 +90,14 @@ def call_remedies() -> list[CallRemedy]:
 
 
 def instead_of(calls: tuple[str, ...], kind: CauseKind, stack: frozenset[str]) -> CallRemedy | None:
-    """The first remedy of any of these functions."""
-    names = {one.rpartition(".")[2] for one in calls if " of " not in one} | {*calls}
-    fit = (one for one in call_remedies() if stack.issuperset(one.stack) and kind in (one.kinds or [kind]))
-    is_of = (one for one in fit if any(fnmatchcase(name, each) for name in names for each in one.calls))
-    return next(is_of, None)
+    """The first remedy of the first of these functions that has one."""
+    fit = [one for one in call_remedies() if stack.issuperset(one.stack) and kind in (one.kinds or [kind])]
+    for call in calls:
+        names = {call, call if " of " in call else call.rpartition(".")[2]}
+        for remedy in fit:
+            if any(fnmatchcase(name, each) for name in names for each in remedy.calls):
+                return remedy
+    return None
 
 
 @cache

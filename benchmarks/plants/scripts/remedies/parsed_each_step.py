@@ -12,12 +12,13 @@ from torch.nn.functional import cross_entropy
 torch.set_num_threads(1)
 model = network()
 optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-text = json.dumps([[number / 7 for number in range(column, column + 256)] for column in range(64)])
-parsed = torch.tensor(json.loads(text)).T.contiguous()
+text = json.dumps([{"id": number, "words": ["a", "page"] * 40} for number in range(4000)])
+parsed = json.loads(text)
 for _ in steps():
     rows, labels = batch()
-    rows = rows + torch.tensor(json.loads(text)).T
-    # -> rows = rows + parsed
+    pages = json.loads(text)
+    # -> pages = parsed
+    rows = rows + len(pages) / 4000
     optimizer.zero_grad()
     cross_entropy(model(rows), labels).backward()
     optimizer.step()
