@@ -2,7 +2,8 @@
 
 The sampler of stacks wakes at random moments and needs the lock, as the thread that trains does. Where it
 gets it late, though it had a core, somebody held it: not the thread that trains, if that is in a function of
-torch, which lets go of the lock while it computes. How long that one slept, the kernel tells.
+torch, which lets go of the lock while it computes. How long that one slept, the kernel tells; but for the
+lock no longer than the others ran: it sleeps in backward passes too.
 """
 
 import ctypes
@@ -43,8 +44,9 @@ class LockWatch:
         self._before: list[int] = []
         """Their CPU time as a sleep began."""
         self._began_ns = self._delayed_ns = self._slept_ns = 0
-        self._since_ns = self._used_ns = 0
-        """When the one that trains was looked at last, and how long it had run or waited for a core."""
+        self._since_ns = self._used_ns = self._ran_ns = 0
+        """When all were looked at last, how long the one that trains had run or waited for a core, and how
+        long the others had run."""
         number = getattr(_known().get(thread), "native_id", None)
         with suppress(OSError):
             if _read is not None and number is not None:
@@ -75,7 +77,7 @@ class LockWatch:
     def sleep_begins(self) -> None:
         threads = _known().copy()  # others add to it
         if (known := tuple(map(id, threads.values()))) != self._known:
-            self._known = known
+            self._known, self._since_ns = known, 0
             others = [
                 ident
                 for ident, one in threads.items()
@@ -87,6 +89,7 @@ class LockWatch:
             self._began_ns, self._delayed_ns = time.monotonic_ns(), self._use(0)[1]
             if not self._since_ns:
                 self._since_ns, self._used_ns = self._began_ns, sum(self._use(1))
+                self._ran_ns = sum(self._before)
 
     def holder(self, asked_ns: int) -> int | None:
         """The thread that held the lock when a sleep of asked_ns was meant to end; None where nobody did."""
@@ -98,16 +101,15 @@ class LockWatch:
         late_ns -= self._use(0)[1] - self._delayed_ns
         if late_ns < LATE_NS:
             return None
-        used_ns = sum(self._use(1))
-        self._slept_ns += max(now_ns - self._since_ns - (used_ns - self._used_ns), 0)
-        self._since_ns, self._used_ns = now_ns, used_ns
-        ran = [
-            (cpu_ns(clock) or 0) - ns for clock, ns in zip(self._clocks.values(), self._before, strict=True)
-        ]
+        used_ns, run_ns = sum(self._use(1)), [cpu_ns(clock) or 0 for clock in self._clocks.values()]
+        slept_ns = now_ns - self._since_ns - (used_ns - self._used_ns)
+        self._slept_ns += max(min(slept_ns, sum(run_ns) - self._ran_ns), 0)
+        self._since_ns, self._used_ns, self._ran_ns = now_ns, used_ns, sum(run_ns)
+        ran = [ns - before_ns for ns, before_ns in zip(run_ns, self._before, strict=True)]
         return max(zip(ran, self._clocks, strict=True))[1] if max(ran) >= late_ns else None
 
     def taken_ns(self, most_ns: int) -> int:
-        """At most so long of what the thread that trains has slept: it waited for the lock no longer."""
+        """At most so long of what the thread that trains has slept and the others have run."""
         taken_ns = min(most_ns, self._slept_ns)
         self._slept_ns -= taken_ns
         return taken_ns

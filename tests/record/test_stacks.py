@@ -20,6 +20,7 @@ from torch import nn
 from aorta.record import stacks as sampling
 from aorta.record.called_names import calls_of
 from aorta.record.journal import Journal
+from aorta.record.lock_holder import LockWatch
 from aorta.record.stacks import StackSampler, StackTree, _frames_of
 from aorta.records.libraries import library_of
 from aorta.records.stacks import DOING, STACK_PHASES, StackFrame, joined, read_stacks
@@ -277,6 +278,36 @@ def test_a_thread_that_holds_the_lock_is_told_from_one_that_lets_go_of_it(tmp_pa
         stopped.set()
         thread.join()
     assert not total_us(sampled(tmp_path, wait), "locked_out", "")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs Linux, whose kernel tells how long threads waited")
+def test_a_thread_waits_for_the_lock_no_longer_than_the_others_run(monkeypatch):
+    """It sleeps for 0.5 s, as in a backward pass, beside a thread that runs for 0.1 s of them."""
+    begins, ran, looked = threading.Event(), threading.Event(), threading.Event()
+    run_ns = []
+
+    def holds():
+        begins.wait()
+        while time.thread_time() < 0.1:
+            pass
+        run_ns.append(time.thread_time_ns())
+        ran.set()
+        looked.wait()
+
+    thread = threading.Thread(target=holds)
+    thread.start()
+    watch, began_ns = LockWatch(threading.get_ident()), time.monotonic_ns()
+    monkeypatch.setattr(watch, "_use", lambda place: (0, 0))
+    watch.sleep_begins()
+    begins.set()
+    ran.wait()
+    time.sleep(0.5)
+    assert watch.holder(time.monotonic_ns() - began_ns - int(1e7)) == thread.ident
+    taken_ns = watch.taken_ns(int(1e9))
+    watch.close()
+    looked.set()
+    thread.join()
+    assert run_ns[0] / 2 <= taken_ns <= 1.5 * run_ns[0]
 
 
 def test_a_local_lives_no_longer_for_having_been_sampled(tmp_path):
