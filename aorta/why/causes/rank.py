@@ -77,6 +77,8 @@ OF_THEIR_LINE: tuple[CauseKind, ...] = (
 )
 """Kinds whose remedy is to do their line's work less often or otherwise: whatever else is lost in that line
 goes with it."""
+NEEDLESS = re.compile(r"reduced \S+ times between two optimizer steps")
+"""In the remedy of gradients that are reduced for each micro-batch."""
 IN_AN_UPDATE = 8
 """Optimizer steps that learn from what was gathered before the first of them, at most."""
 ECHO = 0.4
@@ -415,10 +417,17 @@ def _with(larger: Cause, cause: Cause) -> Cause:
 def _place(cause: Cause, named: list[Cause]) -> tuple[float, bool]:
     """The largest first, behind what makes all slower; but what more cores would save behind a rank that is
     waited for, a bubble behind unequal stages, whose part of it is known, and a rank whose host launches late
-    behind what all ranks lose, where that is of its size."""
+    behind what all ranks lose, where that is of its size. Launches come behind what records prove needless,
+    where it is not sure which is larger: that needs no other program."""
     most_ms = math.inf
     if cause.kind == "program_code" and not cause.ms:
         return -math.inf, False
+    if cause.kind == "launch_bound" and cause.interval_ms is not None:
+        needless = [one for one in named if NEEDLESS.search(one.change) and one.interval_ms is not None]
+        most_ms = min(
+            (one.ms for one in needless if (one.interval_ms or (0, 0))[1] > cause.interval_ms[0]),
+            default=math.inf,
+        )
     if cause.kind == "bubble":
         most_ms = min((one.ms for one in named if one.kind == "late_rank"), default=math.inf)
     is_of_threads = cause.kind == "compute" and cause.change.startswith("torch.set_num_threads")
@@ -746,6 +755,7 @@ def cause_of(
     made = made_in(pieces_of_run(judged), key, rule.made[key][1], line) if key else ""
     may_grow = line is not None and finding.kind in MAY_GROW
     grows = growth_text(judged.whole or judged, line, finding.rank) if may_grow else ""
+    facts |= {"grown": ""} if grows else {}
     often = value.often or (", growing" if grows else "")
     place = in_line(line, finding)
     if made:

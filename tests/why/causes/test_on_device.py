@@ -1382,6 +1382,30 @@ def test_a_rank_that_launches_late_stands_behind_what_all_hosts_lose(host_ms, ch
     assert (named.index(host) < named.index(late)) == is_first
 
 
+@pytest.mark.parametrize(
+    ("most_ms", "change", "is_first"),
+    [
+        pytest.param(
+            20.0, "each bucket is reduced 4 times between two optimizer steps: no_sync()", False, id="any"
+        ),
+        pytest.param(
+            9.0, "each bucket is reduced 4 times between two optimizer steps: no_sync()", True, id="less"
+        ),
+        pytest.param(20.0, "larger buckets", True, id="needed"),
+    ],
+)
+def test_launches_stand_behind_what_is_needless_where_either_may_be_larger(most_ms, change, is_first):
+    launches, transfer = (
+        SimpleNamespace(kind=kind, ms=ms, interval_ms=interval, change=text, evidence=(), is_waited_for=False)
+        for kind, ms, interval, text in (
+            ("launch_bound", 30.0, (10.0, 50.0), "torch.compile(model)"),
+            ("transfer", 8.0, (4.0, most_ms), change),
+        )
+    )
+    named = sorted((launches, transfer), key=lambda one: _place(one, [launches, transfer]))
+    assert (named[0] is launches) == is_first
+
+
 def test_an_interval_reaches_down_to_what_another_measure_tells():
     found, _ = Worth(10.0, (10.0, 10.0)).printed(100.0, 2.0, (0.65, 0.3), 0.5)
     assert found == pytest.approx((5.0 * np.exp(-0.65), 10.0 * np.exp(0.3) + 2.0))  # of 2 ms at most
