@@ -57,6 +57,7 @@ FRAMES = {
     "task": StackFrame("/job/batches.py", 12, "prepare", is_program=True),
     "parse": StackFrame("/job/text.py", 30, "parse", is_program=True),
     "other_task": StackFrame("/job/logs.py", 4, "send", is_program=True),
+    "sends": StackFrame("lightning", 0, "move_data_to_device.<locals>.batch_to", is_program=False),
 }
 NAMES = [*FRAMES]
 CALLERS = {

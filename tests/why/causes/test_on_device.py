@@ -1172,6 +1172,34 @@ def test_copies_are_of_a_kind_where_half_of_the_loss_must_be_of_it(tmp_path, cop
     assert found.change.startswith(remedy)
 
 
+@pytest.mark.parametrize(
+    ("name", "sampled_ms", "lost_ms"),
+    [
+        pytest.param("sends", 18.0, 14.0, id="the-host-waits-for-what-is-queued"),
+        pytest.param("sends", 7.0, 7.0, id="it-hardly-waits"),
+        pytest.param("fit", 18.0, 6.0, id="other-code-of-the-library"),
+    ],
+)
+def test_a_library_s_copies_cost_what_the_device_idles_behind_their_waits(
+    tmp_path, name, sampled_ms, lost_ms
+):
+    """It copies for 6 ms and idles for 8, while its host is in the line that calls the library's loop. As
+    long as that is in a copy beyond 6 ms, so much further ahead of the device it would be without."""
+
+    def make(rank, step, noise):
+        host = Host().idle(8.0 * noise.gauss(1, 0.01)).work(26.0)
+        host.spans.append(Span(host.at, host.at + 6.0, Kind.COPY))
+        host.at += 6.0
+        return host.comm(0.5), used(40.0)
+
+    folder = run_of(tmp_path / "run", make, steps=STEPS)
+    for rank in (0, 1):
+        passes = ("norm", "forward", "runs", 12.0), ("backward", "backward", "runs", 28.5 - sampled_ms)
+        write_stacks(folder, rank, (name, "rest", "runs", sampled_ms), *passes, steps=STEPS)
+    (found,) = (one for one in causes(judge(load_run(folder, "run"), 1)) if one.kind == "copy")
+    assert (found.ms, found.line.line) == (pytest.approx(lost_ms, rel=0.03), 20)
+
+
 def test_the_device_copies_for_what_its_cell_has_and_not_for_what_samples_show_beside_it():
     """Of 18 ms 6 are idle time in the line that copies."""
     sampled_copy = CauseFinding("copy", np.full(20, 6.0), {("launch",): 1.0}, facts={"group": ()})

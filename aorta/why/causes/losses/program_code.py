@@ -97,6 +97,8 @@ AS_MANY = 0.01
 BACKWARD = "backward"
 PASSES = ("forward", "__call__", "<module>")
 """Functions that are the model, or the loop; so is a backward that no backward pass calls."""
+COPIES = re.compile(r"(^|[._])(to|to_device|cuda|copy_|prepare_input)$")
+"""Functions that hand a batch to the device."""
 EMPTY_CACHE, SYNCHRONIZE, COMPILES = "empty_cache", "synchronize", "_compile"
 """Functions of torch; of the first the allocator's counters know better what it costs."""
 MANY_WAITS = 4
@@ -170,7 +172,8 @@ def program_code(
             {group: rows for group, rows in groups.items() if not _are_most_in(is_slow, one, rows)}
             for one, groups in zip(samples, grouped, strict=True)
         ]
-    # The line in which both passes are is the call of a library's loop, and no code of the program's own.
+    # The line in which both passes are is the call of a library's loop, and no code of the program's own; but
+    # what that copies it waits for as the program's own code does.
     passes: tuple[StackPhase, StackPhase] = ("forward", "backward")
     of_passes = [
         [(one, np.flatnonzero(one.is_judged & one.in_phase(name)).tolist()) for one in samples]
@@ -178,22 +181,28 @@ def program_code(
     ]
     in_both = set.intersection(*(set().union(*(_lines(*of) for of in rows)) for rows in of_passes))
     common = set.intersection(*(set(groups) for groups in grouped))
+    copying = [
+        one.leaf_is(lambda leaf: bool(COPIES.search(leaf.function))) & account.on_device for one in samples
+    ]
     found = []
     waited = lines_of_spans(judged, "synchronisation") if account.on_device else {}
     for group in common:
-        if (Path(group[0]).name, group[2]) in in_both or sum(len(of[group]) for of in grouped) < FEWEST:
+        is_loop = (Path(group[0]).name, group[2]) in in_both
+        rows = [
+            [row for row in groups[group] if not is_loop or is_copy[row]]
+            for groups, is_copy in zip(grouped, copying, strict=True)
+        ]
+        if sum(map(len, rows)) < FEWEST:
             continue
-        rows = [groups[group] for groups in grouped]
         ms, num_samples = common_ms(samples, rows, account, steps)
         ms = ms * _not_waiting(samples, rows, waited)
         if ms.mean() >= LEAST * account.mean_step_ms:
-            found.append((group, ms, num_samples))
+            found.append((group, rows, ms, num_samples))
     waits = {line for line, (num, _) in waited.items() if num >= MANY_WAITS}
     # On a busy CPU, of what is the ranks' own time, as these samples are.
     least = LARGE * (1.0 if account.on_device else 1 - account.share("core_taken"))
-    largest = sorted(found, key=lambda entry: -entry[1].mean())[:MOST_GROUPS]
-    for place, (group, ms, num_samples) in enumerate(largest):
-        rows = [groups[group] for groups in grouped]
+    largest = sorted(found, key=lambda entry: -entry[2].mean())[:MOST_GROUPS]
+    for place, (group, rows, ms, num_samples) in enumerate(largest):
         paths = _paths(samples, rows)
         facts = {**who, "op": "" if _is_no_loss(paths) or not group[2] else "loop"}
         facts |= {"part_ms": float(ms.mean()), "origin": _libraries(paths), "group": (group, tuple(loops))}
@@ -219,6 +228,10 @@ def program_code(
                 ]
                 ms, num_samples = common_ms(samples, of_lines, account, steps)
                 ms = np.maximum(ms - account.mean_ms("synchronisation"), 0.0)
+            if kind == "copy":  # as far ahead as it waits for what was queued, the host would be without
+                ms = np.maximum(ms - account.mean_ms("copy"), 0.0)
+        if kind != "copy" and (Path(group[0]).name, group[2]) in in_both:
+            continue
         is_small = ms.mean() < least * account.mean_step_ms or _may_be_chance(samples, rows, least / 2)
         if kind == "program_code" and is_small:
             continue  # it would not be named, and take from what is
