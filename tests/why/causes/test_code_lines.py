@@ -882,9 +882,9 @@ def test_a_library_that_calls_torch_runs_operators_without_a_frame_and_no_python
     assert [one.facts["at"].text for one in code_in_passes(judged, account_of(judged), [])] == told
 
 
-def in_the_forward_pass(*paths, reason="", **record):
+def in_the_forward_pass(*paths, reason="", doing="runs", **record):
     """What is told of samples of a CPU's forward pass, 20 ms in each of ten steps of each path."""
-    stacks = sampled(*((step, 20_000, "runs", MAIN, *path) for step in range(2, 12) for path in paths))
+    stacks = sampled(*((step, 20_000, doing, MAIN, *path) for step in range(2, 12) for path in paths))
     stacks.samples = [
         msgspec.structs.replace(one, phase=STACK_PHASES.index("forward")) for one in stacks.samples
     ]
@@ -916,6 +916,15 @@ def test_what_orders_rows_within_the_model_can_be_done_before(leaf, told):
     linear = StackFrame("train.py", 9, "Model.forward", True), of_torch("Linear.forward")
     normalise = StackFrame("train.py", 7, "normalise", True), leaf
     assert in_the_forward_pass(normalise, linear) == told
+
+
+def test_a_thread_that_holds_the_interpreter_s_lock_is_none_of_the_model_s_python():
+    """Samples of the waits for it show the stack of that thread."""
+    path = StackFrame("batches.py", 12, "prepare", True), StackFrame("", 0, "str.join", False)
+    assert [in_the_forward_pass(path, doing=doing) for doing in ("runs", "locked_out")] == [
+        [("in_passes", "prepare(), batches.py:12", 1.0)],
+        [],
+    ]
 
 
 SOURCE = """

@@ -320,7 +320,9 @@ def code_in_passes(judged: Run, account: Account, losses: list[CauseFinding]) ->
     in_passes = [
         (number, row, one.stacks.path(int(one.rows[row, 5])))
         for number, one in enumerate(samples)
-        for row in np.flatnonzero(one.is_judged & one.in_phase("forward", "backward")).tolist()
+        for row in np.flatnonzero(
+            one.is_judged & one.in_phase("forward", "backward") & ~one.that("locked_out")
+        ).tolist()
     ]
     # A library's function that calls torch's, such as Trainer.train, has operators without a frame in others.
     models = {entry for *_, path in in_passes if path[-1].file == "torch" and (entry := entered(path))}
@@ -543,7 +545,7 @@ def code_in_model(judged: Run) -> tuple[StackFrame, float] | None:
     by_function: dict[Function, dict[StackFrame, float]] = defaultdict(lambda: defaultdict(float))
     counts: dict[Function, int] = defaultdict(int)
     for one in samples:
-        is_own = one.is_judged & one.leaf_in("", "numpy")
+        is_own = one.is_judged & one.leaf_in("", "numpy") & ~one.that("locked_out")
         is_own &= one.in_phase("backward") | one.in_phase("forward", "optimizer") & ~one.leaf_is(is_of_torch)
         for row in np.flatnonzero(is_own).tolist():
             frame = _computes_by_itself(one.stacks.path(int(one.rows[row, 5])), operators)
