@@ -228,8 +228,6 @@ def program_code(
                 ]
                 ms, num_samples = common_ms(samples, of_lines, account, steps)
                 ms = np.maximum(ms - account.mean_ms("synchronisation"), 0.0)
-            if kind == "copy":  # as far ahead as it waits for what was queued, the host would be without
-                ms = np.maximum(ms - account.mean_ms("copy"), 0.0)
         if kind != "copy" and (Path(group[0]).name, group[2]) in in_both:
             continue
         is_small = ms.mean() < least * account.mean_step_ms or _may_be_chance(samples, rows, least / 2)
