@@ -813,6 +813,7 @@ def cause_of(
         interval, why_no_interval = None, f"{LEAST}: what new memory costs is not known"
     if finding.facts.get("is_most"):
         what = "how much slower its host is" if finding.kind == "late_rank" else "what the host leaves of it"
+        what = finding.facts.get("not_known", what)
         interval, why_no_interval = None, f"{MOST}: {what} is not known"
     if line is not None and line.num_samples:
         evidence.append(seen_text(line))

@@ -11,7 +11,7 @@ from aorta.account.judge.judged import dataset, judge
 from aorta.account.load.open import load_run
 from aorta.account.model import Causes
 from aorta.records.files import sites_name
-from aorta.records.schema import CallSite, CallSites, HostSpan, HostUse
+from aorta.records.schema import CallSite, CallSites, HostSpan, HostUse, KernelSums
 from aorta.records.stacks import STACK_PHASES, StackFrame
 from aorta.why.causes.code_lines import sends_own_data, waiting_calls, waiting_line, waits_text
 from aorta.why.causes.finding import CauseFinding
@@ -429,6 +429,47 @@ def test_compiling_in_each_step_is_a_cause_of_its_line(tmp_path):
     assert cause.subject == "torch.compile, which compiles anew on all ranks in main(), train.py:20"
     assert cause.ms == pytest.approx(6.0, rel=0.2)
     assert cause.change.startswith("mark what varies")
+
+
+def fell_back(tmp_path, make, *samples):
+    at = {"file": TRAIN, "line": 95, "function": "Net.forward"}
+    program = {"modes": {"fallen_back": [{**at, "times": 8, "varies": "self.seen"}]}}
+    folder = run_of(tmp_path, make, msgspec.structs.replace(run_record(2), program=program))
+    for rank in (0, 1) if samples else ():
+        write_stacks(folder, rank, *samples)
+    return causes(judge(load_run(folder, "run")))
+
+
+@pytest.mark.parametrize(
+    ("samples", "is_told"),
+    [
+        pytest.param((COMMON, ("of_timed", "forward", "runs", 6.0)), True, id="seen"),
+        pytest.param((COMMON,), False, id="not seen"),
+        pytest.param((), True, id="nothing sampled"),
+    ],
+)
+def test_compiled_code_that_fell_back_is_told_without_a_size_where_no_kernels_are(tmp_path, samples, is_told):
+    found = fell_back(tmp_path, lambda rank, step, noise: plain(noise), *samples)
+    told = [cause for cause in found if cause.subject.startswith("compiled code that fell back to eager")]
+    assert len(told) == is_told
+    for cause in told:
+        assert cause.headline.endswith(
+            "in Net.forward(), train.py:95: no step shows what it takes when it is compiled"
+        )
+        assert "compiled it 8 times, no more than it does" in cause.evidence[0]
+        assert "as self.seen differed from call to call" in cause.evidence[0]
+        assert "register_buffer" in cause.change
+
+
+@pytest.mark.parametrize(("elementwise_ms", "told_ms"), [(6.0, [8.0]), (0.5, [])])
+def test_of_a_device_it_costs_at_most_what_compiling_makes_less_of(tmp_path, elementwise_ms, told_ms):
+    """A tenth of 32 ms and more; products are none of it."""
+    classes = {"elementwise": (elementwise_ms, 40), "copy": (2.0, 40), "gemm": (20.0, 40)}
+    seen = {"source": "kernels", "kernels": KernelSums(num_kernels=120, classes=classes)}
+    found = fell_back(tmp_path, lambda rank, step, noise: (plain(noise), seen))
+    found = [cause for cause in found if cause.kind == "program_code"]
+    assert [cause.ms for cause in found] == [pytest.approx(ms, rel=0.01) for ms in told_ms]
+    assert all("train.py:95: at most 8.00 ms a step" in cause.headline for cause in found)
 
 
 def test_anomaly_detection_without_a_sample_in_it_is_no_cause(tmp_path):

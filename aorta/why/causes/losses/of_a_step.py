@@ -39,6 +39,7 @@ from aorta.why.causes.losses.program_code import (
     OWN,
     code_in_model,
     code_in_passes,
+    fallen_back,
     lines_of_spans,
     program_code,
 )
@@ -176,6 +177,7 @@ def findings(
             _leave_to(is_retry > 0, losses)
         losses.append(finding)
     losses += memory_limit(judged)
+    losses += fallen_back(judged, account)  # what others explain is not in it
     return [*code_in_hooks(judged, account, losses), *losses]
 
 

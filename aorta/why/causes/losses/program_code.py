@@ -32,12 +32,15 @@ from aorta.account.judge.stacks import (
     innermost,
     is_a_loss,
     is_of_torch,
+    sampled_ms,
     samples_of_ranks,
     timed_samples_of,
 )
+from aorta.account.load.rank.kernels import TIME
 from aorta.account.load.rank.phases import PREFIX
+from aorta.account.metrics import of_operation
 from aorta.account.model import Run
-from aorta.account.rows import of_the_others
+from aorta.account.rows import of_the_others, positive
 from aorta.records.schema import NO_CALL, NO_OPTIMIZER, HostKind
 from aorta.records.stacks import StackFrame, StackPhase
 from aorta.why.causes.finding import WAIT, CauseFinding, Floats
@@ -90,6 +93,8 @@ SLOWING = {
     "mkldnn": "torch without oneDNN",
 }
 """By the name in run.json."""
+THROUGH_MEMORY = ("elementwise", "normalization", "copy")
+"""Classes of kernels, of which compiled code has fewer."""
 DEALS, DEALT_BYTES = ("broadcast", "scatter"), 1 << 20
 """How one rank hands batches to the others, and what it does not hand out of less in a step."""
 AS_MANY = 0.01
@@ -260,6 +265,45 @@ def _slowed(judged: Run, account: Account, who: dict[str, Any]) -> Iterator[Caus
         facts["why_no_size"] = "in all steps, and no sample shows how much slower these are by it"
         if name != "mkldnn" or not account.on_device:
             yield CauseFinding("program_code", np.zeros(judged.num_judged), {}, facts, is_risk=True)
+
+
+def fallen_back(judged: Run, account: Account) -> Iterator[CauseFinding]:
+    """A function that torch compiles no longer, and runs eagerly. No record tells which kernels and launches
+    are its own: on a device all that compiled code has fewer of are the most that it costs."""
+    modes = noted_program(judged.record).get("modes") or {}
+    for one in (modes.get("fallen_back") or [])[:1]:
+        at = StackFrame(one["file"], one["line"], one["function"], True)
+        times = [of_operation(TIME, name) for name in THROUGH_MEMORY]
+        kernels_ms = sum(
+            float(positive(judged.values(name)).mean()) for name in times if name in judged.metrics
+        )
+        launch_ms = account.mean_ms("launch") if account.on_device else 0.0
+        most_ms = kernels_ms + launch_ms
+        if account.on_device:
+            is_small = most_ms < LARGE * account.mean_step_ms
+        else:
+            seen_ms = sampled_ms(judged, at.file, at.function)
+            is_small = (
+                bool(samples_of_ranks(judged.whole or judged)) and seen_ms < LEAST * account.mean_step_ms
+            )
+        if is_small:
+            continue
+        facts = {
+            **{"op": "fallen_back", "who": "all ranks" if len(judged.ranks) > 1 else "the rank", "at": at},
+            **{
+                "what": "compiled code that fell back to eager",
+                "times": one["times"],
+                "is_most": most_ms > 0,
+            },
+            "varies": one["varies"] or "what it is called with, or what it reads,",
+            "memory_ms": most_ms or None,
+            "why_no_size": "no step shows what it takes when it is compiled",
+            "not_known": "which of the kernels and launches are its own",
+        }
+        part = launch_ms / most_ms if most_ms else 0.0
+        takes: dict[tuple[str, ...], float] = {("compute", "hidden"): 1 - part, ("launch",): part}
+        ms = np.full(judged.num_judged, most_ms)
+        yield CauseFinding("program_code", ms, takes if most_ms else {}, facts, is_risk=not most_ms)
 
 
 def _keeps_a_stack(leaf: StackFrame) -> bool:
