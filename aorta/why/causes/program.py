@@ -10,7 +10,7 @@ from typing import Any
 from aorta.account.load.rank.kernels import NAME_TIME
 from aorta.account.metrics import operations
 from aorta.account.model import Run
-from aorta.account.numbers import counted
+from aorta.account.numbers import byte_text, counted
 from aorta.records.schema import GPU_KINDS, RunRecord
 from aorta.records.stacks import StackFrame
 from aorta.timeline.collective import POINT_TO_POINT
@@ -336,10 +336,10 @@ def _ddp(wrapper: Mapping[str, Any], names: set[str], facts: dict[str, str]) -> 
     names |= {"bucket_view"} if wrapper.get("gradient_as_bucket_view") else set()
     is_sent = wrapper.get("broadcast_buffers") and _number(wrapper, "num_buffers") > 0
     names |= set() if is_sent else {"no_buffers"}
-    mib = _number(wrapper, "buffer_bytes") / 2**20
+    size = _number(wrapper, "buffer_bytes")
     facts |= _site("ddp", wrapper) | {
         "bucket_cap_mb": f"{cap:.3g}",
-        "buffers": f"{_number(wrapper, 'num_buffers'):.0f} buffers, {mib:.3g} MiB",
+        "buffers": f"{counted(int(_number(wrapper, 'num_buffers')), 'buffer')}, {byte_text(size)}",
     }
 
 

@@ -142,7 +142,7 @@ def broadcasts(rank, step, noise):
             "fused=True at train.py:60: Adam",
             id="two-groups",
         ),
-        pytest.param(broadcasts, {"wrappers": DDP}, "at train.py:50 (2 buffers, 3 MiB)", id="buffers"),
+        pytest.param(broadcasts, {"wrappers": DDP}, "at train.py:50 (2 buffers, 3.0 MiB)", id="buffers"),
         pytest.param(broadcasts, {"wrappers": DDP | {"num_buffers": 0}}, "has no buffers", id="no-buffers"),
     ],
 )
