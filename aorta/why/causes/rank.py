@@ -57,6 +57,7 @@ from aorta.why.causes.rules import CauseRule, instead_of, rules
 from aorta.why.causes.source import is_called_anew, made_in, pieces_of_run, source_of
 from aorta.why.causes.text import (
     FEWEST_STEPS,
+    SETS_THREADS,
     fact_texts,
     filled,
     in_line,
@@ -119,6 +120,8 @@ TRACE_FOLDER = "torch_profiler"
 """Of a run's traces."""
 DEALING = "let each rank load its own part"
 """Begins the remedy of batches that one rank hands out."""
+LEAVES_OUT = ", or leave it out there"
+"""In the remedy of threads that the program sets, maybe for a reason."""
 OR_WORKERS = "; or let workers of a DataLoader do it beforehand"
 IN_FORCE = re.compile(r"in force($|:)")
 """In a remedy of which the best part is set already."""
@@ -262,10 +265,10 @@ def _of_no_usual_step(cause: Cause, finding: CauseFinding, judged: Run, account:
             f"{subject}: {quantity(cause.ms, 'ms')} a step. The model is called there: data for an update of"
             " several optimizer steps, or a longer batch, is no loss; an evaluation can come less often."
         )
-    if finding.facts.get("op") == "threads" and line is not None:
+    if finding.facts.get("op") == "threads" and line is not None and not finding.facts["is_alone"]:
         facts = finding.facts
         return (
-            f"The program sets torch's threads itself, in {line.text}: {facts['threads']} in each process, of"
+            f"{SETS_THREADS}, in {line.text}: {facts['threads']} in each process, of"
             f" {facts['whole_cores']} cores. Where nothing else is to have them, {facts['enough']}"
             f" threads {facts['saves']} {quantity(cause.ms, 'ms')} of a step."
         )
@@ -416,9 +419,10 @@ def _with(larger: Cause, cause: Cause) -> Cause:
 
 def _place(cause: Cause, named: list[Cause]) -> tuple[float, bool]:
     """The largest first, behind what makes all slower; but what more cores would save behind a rank that is
-    waited for, a bubble behind unequal stages, whose part of it is known, and a rank whose host launches late
-    behind what all ranks lose, where that is of its size. Launches come behind what records prove needless,
-    where it is not sure which is larger: that needs no other program."""
+    waited for, and cores that the program itself leaves out behind all others, a bubble behind unequal
+    stages, whose part of it is known, and a rank whose host launches late behind what all ranks lose, where
+    that is of its size. Launches come behind what records prove needless, where it is not sure which is
+    larger: that needs no other program."""
     most_ms = math.inf
     if cause.kind == "program_code" and not cause.ms:
         return -math.inf, False
@@ -432,7 +436,9 @@ def _place(cause: Cause, named: list[Cause]) -> tuple[float, bool]:
         most_ms = min((one.ms for one in named if one.kind == "late_rank"), default=math.inf)
     is_of_threads = cause.kind == "compute" and cause.change.startswith("torch.set_num_threads")
     if cause.kind == "core_taken" or is_of_threads:
-        most_ms = min((one.ms for one in named if one.is_waited_for), default=math.inf)
+        is_asked_for = is_of_threads and LEAVES_OUT in cause.change
+        others = [one for one in named if one.is_waited_for or (is_asked_for and one is not cause)]
+        most_ms = min((one.ms for one in others), default=math.inf)
     is_by_launches = any(text.startswith("launches:") for text in cause.evidence)
     if cause.kind == "late_rank" and is_by_launches and not cause.change.startswith(DEALING):
         known = [one.ms for one in named if not one.is_waited_for]

@@ -6,16 +6,17 @@ import re
 
 import pytest
 
-from aorta.account.judge.judged import judge
+from aorta.account.judge.judged import dataset, judge
 from aorta.account.load.open import load_run
 from aorta.records.schema import LineOfWork, LossLoop, OperatorLoop, QuietCalls, WorkOfStep
 from aorta.records.stacks import StackFrame
 from aorta.why.causes.losses import needless
 from aorta.why.causes.rank import found_causes
 from aorta.why.causes.rules import rules
+from aorta.why.causes.text import nothing_text
 from tests.records.run_folders import run_record
 from tests.why.causes.runs import GPU_RUN, MIB, Host, causes, plain, run_of, sampled, waited
-from tests.why.causes.stacks import COMMON, write_stacks
+from tests.why.causes.stacks import COMMON, TRAIN, write_stacks
 
 
 def found(folder, make, run=None):
@@ -516,6 +517,26 @@ def test_cores_that_idle_cost_their_part_of_what_operators_compute(
     assert all(
         "threads may, beside another thread of the process, save up to" in text for text in told.no_loss
     )
+
+
+def test_cores_that_one_process_leaves_out_are_a_cause_though_it_says_so(tmp_path):
+    """30 ms of compute, 0.7 of half of them; beside another thread it is a sentence, and not of nothing."""
+    modes = {"num_threads": 1, "num_whole_cores": 2, "num_cores": 2, "threads_at": (TRAIN, 7)}
+    run = run_record(1, work=WorkOfStep(flops=1.0, lines=[]))
+    run.program = {"modes": modes}
+
+    def make(rank, step, noise):
+        return Host().work(30.0 * noise.gauss(1, 0.01)), {"world_size": 1}
+
+    folder = run_of(tmp_path / "run", make, run, width=1)
+    [cause] = found_causes(judge(load_run(folder, "run"))).listed
+    assert cause.headline.startswith("cores that idle in train.py:7: 10.5 ms a step, 35 % [")
+    assert cause.change.startswith("torch.set_num_threads(2) at train.py:7, or leave it out there")
+    write_stacks(folder, 0, COMMON, ("task", "forward", "locked_out", 1.0))
+    single = dataset("run", [judge(load_run(folder, "run"))])
+    told = found_causes(single.first)
+    assert [text.partition(",")[0] for text in told.no_loss] == ["The program sets torch's threads itself"]
+    assert "Nothing worth changing" not in nothing_text(single, told)
 
 
 def test_a_loop_between_the_model_and_its_loss_costs_what_was_timed(tmp_path):

@@ -589,6 +589,7 @@ def idle_cores(judged: Run, account: Account) -> Iterator[CauseFinding]:
     facts = {
         "op": "threads",
         "saves": "may, beside another thread of the process, save up to" if has_thread else "save",
+        "is_alone": len(judged.ranks) == record.world_size == 1 and not has_thread,
         "what": "cores that idle",
         "at": None if at is None else StackFrame(at[0], at[1], "<module>", True),
         "threads": counted(threads, "thread"),
