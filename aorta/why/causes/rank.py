@@ -727,7 +727,8 @@ def cause_of(
     line = waiting_line(calls) or sampled
     is_of_workers = finding.kind == "data_loading" and "workers" in stack and not value.is_rare
     is_of_workers = is_of_workers and "iterated_anew" not in stack
-    if is_of_workers and line is not None and line.doing == "runs":
+    is_in_pieces = finding.facts.get("origin") == "pieces"
+    if is_of_workers and not is_in_pieces and line is not None and line.doing == "runs":
         return None  # it takes batches out of the workers' hands, which more of them do not shorten
     needs_line = finding.kind == "pause" and finding.facts.get("op") in NEED_A_LINE
     if line is None and needs_line and samples_of(judged.whole or judged, judged.ranks[0]) is not None:

@@ -53,6 +53,7 @@ FRAMES = {
     "group": StackFrame("torch", 0, "_new_process_group_helper", is_program=False),
     "replicate": StackFrame("torch", 0, "replicate", is_program=False),
     "thread": StackFrame("python", 0, "Thread._bootstrap", is_program=False),
+    "rebuilt": StackFrame("torch", 0, "rebuild_storage_fd", is_program=False),
     "receive": StackFrame("python", 0, "Connection._recv", is_program=False),
     "task": StackFrame("/job/batches.py", 12, "prepare", is_program=True),
     "parse": StackFrame("/job/text.py", 30, "parse", is_program=True),

@@ -894,6 +894,31 @@ def test_more_workers_do_not_shorten_what_taking_a_batch_from_them_takes(tmp_pat
 
 
 @pytest.mark.parametrize(
+    ("samples", "told_ms"),
+    [
+        pytest.param([("rebuilt", "data", "runs", 10.0)], [10.0], id="all"),
+        pytest.param([("rebuilt", "data", "runs", 6.0), ("loads", "data", "sleeps", 4.0)], [6.0], id="most"),
+        pytest.param([("rebuilt", "data", "runs", 4.0), ("loads", "data", "runs", 6.0)], [], id="least"),
+    ],
+)
+def test_a_batch_that_comes_in_many_pieces_costs_what_taking_them_takes(tmp_path, samples, told_ms):
+    """Of 10 ms in which the next batch is fetched."""
+    made = {"num_workers": 2, "num_batches": 99, "num_epochs": 1, "site": "train.py:9"}
+
+    def make(rank, step, noise):
+        return Host().work(10.0, "data").work(30.0 * noise.gauss(1, 0.01)).comm(2.0)
+
+    folder = run_of(tmp_path, make, run_record(2, program={"loaders": [made]}))
+    for rank in (0, 1):
+        write_stacks(folder, rank, COMMON, *samples)
+    found = causes(judge(load_run(folder, "run")))
+    assert [cause.ms for cause in found] == [pytest.approx(ms, rel=0.05) for ms in told_ms]
+    for cause in found:
+        assert cause.subject == "data loading on all ranks in main(), train.py:20"
+        assert cause.change.startswith("put a batch together in the worker: at train.py:9 a collate_fn")
+
+
+@pytest.mark.parametrize(
     ("name", "is_python"),
     [("np.sort", True), ("sorted", True), ("torch.cat", False), ("view", False), ("sum", False)],
 )

@@ -5,6 +5,7 @@ for), and compute at a low clock. What one rank alone spends on the host is in t
 """
 
 import math
+import re
 from collections import Counter
 from collections.abc import Iterator
 
@@ -92,6 +93,16 @@ MOST_OF_OPERATORS = 0.5
 """Of a step, from which on a loop is what its launches are for."""
 MOST_OF_COPIES = 0.5
 """Of the time in which a device only copies, from which on it is said from where and to where."""
+RECEIVES = re.compile(r"Connection\._(recv|send)")
+REBUILDS = re.compile(
+    r"SocketClient|_?rebuild_|fd_id|storage_from_cache|recv|answer_ch|deliver_ch|SharedCache"
+)
+"""Functions of multiprocessing and of torch that take what another process sends. One of RECEIVES that sleeps
+may wait for the batch."""
+WHOLE_BATCH_MS = 6.0
+"""Twice what a batch of few tensors takes to hand over, as measured: 0.5 to 2.8 ms for 4 kB to 13 MB."""
+MOST_IN_PIECES = 0.5
+"""Of what loading takes, from which on handing over is what it does."""
 COPIED = {
     "pageable": "memory of the host that is not pinned",
     "pinned": "pinned memory of the host",
@@ -294,6 +305,9 @@ def _of_all_ranks(judged: Run, parts: Parts) -> Iterator[CauseFinding]:
         steps = steps_with(common)
         part_ms = float(common[steps].mean())
         quiet, part_of_calls = _quiet_calls(judged, steps) if name == "pause" else ({}, 1.0)
+        part = _handed_over(judged) if name == "data" and part_ms >= WHOLE_BATCH_MS else 0.0
+        if part >= MOST_IN_PIECES:
+            quiet, part_of_calls = {"origin": "pieces", "handed_ms": part * part_ms}, part
         yield CauseFinding(
             kind,
             part_of_calls * common,
@@ -316,6 +330,27 @@ def _of_all_ranks(judged: Run, parts: Parts) -> Iterator[CauseFinding]:
             # Threads that wait for one that has no core may spin meanwhile, which looks like work.
             more_ms=float(parts.work_ms.mean()) if name == "core_taken" and is_crowded else 0.0,
         )
+
+
+def _handed_over(judged: Run) -> float:
+    """The part of loading, by samples, in which the thread that trains takes a batch out of a worker's hands:
+    a few tensors take hardly any, as their memory is shared."""
+    if "workers" not in program_of(judged.record)[0]:
+        return 0.0
+    parts = []
+    for one in samples_of_ranks(judged.whole or judged):
+        loads = one.is_judged & one.in_phase("data")
+        takes = loads & (one.leaf_is(_rebuilds) | (one.leaf_is(_receives) & one.that("runs")))
+        parts.append(float(one.ms[takes].sum() / one.ms[loads].sum()) if takes.sum() >= FEWEST else 0.0)
+    return min(parts, default=0.0)
+
+
+def _receives(leaf: StackFrame) -> bool:
+    return leaf.file == "python" and RECEIVES.match(leaf.function) is not None
+
+
+def _rebuilds(leaf: StackFrame) -> bool:
+    return leaf.file in ("python", "torch") and REBUILDS.match(leaf.function) is not None
 
 
 def _quiet_calls(judged: Run, steps: NDArray[np.bool_]) -> tuple[dict[str, object], float]:
