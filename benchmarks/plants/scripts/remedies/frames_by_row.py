@@ -16,8 +16,8 @@ optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
 frame = pandas.DataFrame(np.random.rand(10_000, 64).astype("float32"))
 columns = torch.from_numpy(frame.to_numpy())
 for _ in steps():
-    _, labels = batch()
-    chosen = torch.randint(10_000, (256,)).tolist()
+    _, labels = batch(768)
+    chosen = torch.randint(10_000, (768,)).tolist()
     rows = torch.stack([torch.from_numpy(frame.iloc[index].to_numpy()) for index in chosen])
     # -> rows = columns[chosen]
     optimizer.zero_grad()

@@ -13,10 +13,10 @@ optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
 pages, kinds = torch.randn(10_000, 64), torch.randint(10, (10_000,))
 parts = list(pages)
 for _ in steps():
-    chosen = torch.randint(10_000, (8192,))
+    chosen = torch.randint(10_000, (32_768,))
     labels = kinds[chosen[:256]]
-    rows = torch.stack([parts[index] for index in chosen]).view(256, 32, 64).mean(dim=1)
-    # -> rows = pages[chosen].view(256, 32, 64).mean(dim=1)
+    rows = torch.stack([parts[index] for index in chosen.tolist()]).view(256, 128, 64).mean(dim=1)
+    # -> rows = pages[chosen].view(256, 128, 64).mean(dim=1)
     optimizer.zero_grad()
     cross_entropy(model(rows), labels).backward()
     optimizer.step()

@@ -1,5 +1,5 @@
 """
-cause: program_code|between_steps
+cause: program_code|between_steps|pause
 told: start no process in a step
 """
 
