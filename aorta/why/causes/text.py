@@ -352,11 +352,9 @@ def fact_texts(finding: CauseFinding, judged: Run, account: Account, path: str) 
     more_ms = account.mean_ms("unrecorded") if account.is_of_others else 0.0
     step_ms = quantity(finding.facts.get("step_ms", account.mean_step_ms) - more_ms, "ms")
     step_ms += " recorded" if more_ms > 0 else ""
-    texts = {"path": path, "step_ms": step_ms, "num_ranks": str(len(judged.ranks))}
-    texts |= {
-        "others": "others",
-        "whose": "of other programs or of the ranks themselves (gloo's, a loader's)",
-    }
+    texts = {"path": path, "step_ms": step_ms, "num_ranks": str(len(judged.ranks)), "others": "others"}
+    texts["who"] = "all ranks" if len(judged.ranks) > 1 else "the rank"
+    texts["whose"] = "of other programs or of the ranks themselves (gloo's, a loader's)"
     for name, value in finding.facts.items():
         if isinstance(value, str):
             texts[name] = value

@@ -956,10 +956,10 @@ def in_the_forward_pass(*paths, reason="", doing="runs", **record):
     ]
     record = run_record(1, not_measured={"flops_per_step": reason}, **record)
     judged = msgspec.structs.replace(sampled_dataset([stacks], source="host").first, record=record)
-    found = code_in_passes(judged, account_of(judged), [])
+    account = account_of(judged)
     return [
-        (one.facts["origin"], one.facts["at"].text, round(one.mean_ms / one.facts["step_ms"], 2))
-        for one in found
+        (one.facts["origin"], one.facts["at"].text, round(one.mean_ms / account.mean_step_ms, 2))
+        for one in code_in_passes(judged, account, [])
     ]
 
 

@@ -57,7 +57,6 @@ def code_in_hooks(judged: Run, account: Account, losses: list[CauseFinding]) -> 
     if len(samples) < len(ranks):
         return
     cells = DEVICE_CELLS if account.on_device else CPU_CELLS
-    who = {"who": "all ranks" if len(judged.ranks) > 1 else "the rank", "step_ms": account.mean_step_ms}
     for rows, facts, first in (
         _of_gradients(judged, samples),
         _of_optimizers(samples),
@@ -73,7 +72,7 @@ def code_in_hooks(judged: Run, account: Account, losses: list[CauseFinding]) -> 
             if facts["op"] == "comm_hook":
                 losses[:] = [one for one in losses if not _is_of_a_hook(one)]
             takes = {(*first, *cells, *WAIT, "transfer"): 1.0}
-            yield CauseFinding("program_code", ms, takes, facts=who | facts, num_samples=num)
+            yield CauseFinding("program_code", ms, takes, facts=facts, num_samples=num)
 
 
 def _is_of_a_hook(one: CauseFinding) -> bool:

@@ -16,7 +16,7 @@ from aorta.account.cause import CauseKind
 from aorta.account.judge.cells import LARGE_SHARE, Account
 from aorta.account.judge.occasional import Occasions, are_alike, occasions, without_traces
 from aorta.account.judge.overhead import slower_launches
-from aorta.account.judge.stacks import FEWEST, in_modules, innermost, samples_of_ranks
+from aorta.account.judge.stacks import FEWEST, Samples, in_modules, innermost, samples_of_ranks
 from aorta.account.load.rank.kernels import COPY_TIME, COUNT
 from aorta.account.metrics import of_operation, operations
 from aorta.account.model import Run
@@ -313,7 +313,6 @@ def _of_all_ranks(judged: Run, parts: Parts) -> Iterator[CauseFinding]:
             part_of_calls * common,
             takes=_takes(name, parts),
             facts={
-                "who": "all ranks" if len(by_rank) > 1 else "the rank",
                 "others_ms": part_ms,
                 "step_ms": float(parts.step_ms[:, steps].mean()),
                 "in_steps": int((common > 0).sum()),
@@ -340,17 +339,15 @@ def _handed_over(judged: Run) -> float:
     parts = []
     for one in samples_of_ranks(judged.whole or judged):
         loads = one.is_judged & one.in_phase("data")
-        takes = loads & (one.leaf_is(_rebuilds) | (one.leaf_is(_receives) & one.that("runs")))
+        receives, rebuilds = _in_functions(one, RECEIVES), _in_functions(one, REBUILDS)
+        takes = loads & (rebuilds | (receives & one.that("runs")))
         parts.append(float(one.ms[takes].sum() / one.ms[loads].sum()) if takes.sum() >= FEWEST else 0.0)
     return min(parts, default=0.0)
 
 
-def _receives(leaf: StackFrame) -> bool:
-    return leaf.file == "python" and RECEIVES.match(leaf.function) is not None
-
-
-def _rebuilds(leaf: StackFrame) -> bool:
-    return leaf.file in ("python", "torch") and REBUILDS.match(leaf.function) is not None
+def _in_functions(one: Samples, names: re.Pattern[str]) -> NDArray[np.bool_]:
+    """Whether a sample's innermost frame is such a function of Python's or torch's."""
+    return one.leaf_in("python", "torch") & one.leaf_is(lambda leaf: bool(names.match(leaf.function)))
 
 
 def _quiet_calls(judged: Run, steps: NDArray[np.bool_]) -> tuple[dict[str, object], float]:

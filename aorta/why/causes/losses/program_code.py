@@ -40,7 +40,7 @@ from aorta.account.load.rank.kernels import TIME
 from aorta.account.load.rank.phases import PREFIX
 from aorta.account.metrics import of_operation
 from aorta.account.model import Run
-from aorta.account.rows import of_the_others, positive
+from aorta.account.rows import of_the_others
 from aorta.records.schema import NO_CALL, NO_OPTIMIZER, HostKind
 from aorta.records.stacks import StackFrame, StackPhase
 from aorta.why.causes.finding import WAIT, CauseFinding, Floats
@@ -127,56 +127,46 @@ def program_code(
 ) -> Iterator[CauseFinding]:
     """slow: steps of which what comes in them alone has its own cause, and the steps that it is known of."""
     ranks, whole = judged.ranks[:MOST_RANKS], judged.whole or judged
-    who = {"who": "all ranks" if len(ranks) > 1 else "the rank", "step_ms": account.mean_step_ms, "what": OWN}
-    yield from _slowed(judged, account, who)
+    yield from _slowed(judged, account)
     # Of all judged steps: the program does the same where its times were not taken.
     samples = samples_of_ranks(whole, timed_samples_of)
     if not samples or len(samples) < len(ranks):
         return
     steps = places_of_steps(whole, account)
     cells = DEVICE_CELLS if account.on_device else CPU_CELLS
-    yield from _compiles(samples, account, steps, {**who})
+    yield from _compiles(samples, account, steps)
     if "anomaly" in program_of(judged.record)[0]:
         in_stacks = [one.is_judged & one.leaf_is(_keeps_a_stack) for one in samples]
         rows = [np.flatnonzero(which).tolist() for which in in_stacks]
-        yield _anomaly(judged, account, *common_ms(samples, rows, account, steps), dict(who))
+        yield _anomaly(judged, account, *common_ms(samples, rows, account, steps))
     for num, rows in _waits_in_passes(judged, account, samples):
         ms, num_samples = common_ms(samples, rows, account, steps)
         at = innermost(samples[0].stacks.path(int(samples[0].rows[rows[0][0], 5])))
-        facts: dict[str, Any] = {**who, "at": at}
-        facts |= {"often": f"{num:.0f}", "read_ms": float(ms.mean())}
+        facts: dict[str, Any] = {"at": at, "often": f"{num:.0f}", "read_ms": float(ms.mean())}
         takes: dict[tuple[str, ...], float] = {("synchronisation", *DEVICE_CELLS): 1.0}
         yield CauseFinding("synchronisation", ms, takes, facts, num_samples=num_samples)
     loops = {function for one in samples for function in _loops(one)}
-    grouped = [_groups(one, loops) for one in samples]
-    # What the program collects of garbage is its own cause.
-    asked_for = lines_of_spans(judged, "garbage_collection")
-    grouped = [
-        {
-            group: [row for row in rows if _innermost_line(one, row) not in asked_for]
-            for group, rows in groups.items()
-        }
-        for one, groups in zip(samples, grouped, strict=True)
-    ]
     record = judged.record
     has_no_model = record is not None and record.not_measured.get("flops_per_step") in (NO_CALL, NO_OPTIMIZER)
     loop = None if record is None else record.loss_loop
-    if has_no_model or (loop is not None and (loop.ms is not None or loop.weights_bytes)):
-        # Without a module that is the model, what comes before a backward pass is; a loop has its own cause.
-        grouped = [
-            {
-                group: behind
-                for group, rows in groups.items()
-                if (behind := [row for row in rows if one.is_behind[row]])
-            }
-            for one, groups in zip(samples, grouped, strict=True)
-        ]
-    if slow is not None:
-        is_slow, _ = slow[0].among(slow[1], whole.global_step[whole.judged_steps])
-        grouped = [
-            {group: rows for group, rows in groups.items() if not _are_most_in(is_slow, one, rows)}
-            for one, groups in zip(samples, grouped, strict=True)
-        ]
+    # Without a module that is the model, what comes before a backward pass is; a loop has its own cause.
+    only_behind = has_no_model or (loop is not None and (loop.ms is not None or bool(loop.weights_bytes)))
+    # What the program collects of garbage is its own cause.
+    asked_for = lines_of_spans(judged, "garbage_collection")
+    is_slow = None if slow is None else slow[0].among(slow[1], whole.global_step[whole.judged_steps])[0]
+
+    def is_own(one: Samples, row: int) -> bool:
+        return (not only_behind or one.is_behind[row]) and _innermost_line(one, row) not in asked_for
+
+    grouped = [
+        {
+            group: own
+            for group, rows in _groups(one, loops).items()
+            if (own := [row for row in rows if is_own(one, row)])
+            and (is_slow is None or not _are_most_in(is_slow, one, own))
+        }
+        for one in samples
+    ]
     # The line in which both passes are is the call of a library's loop, and no code of the program's own; but
     # what that copies it waits for as the program's own code does.
     passes: tuple[StackPhase, StackPhase] = ("forward", "backward")
@@ -209,7 +199,7 @@ def program_code(
     largest = sorted(found, key=lambda entry: -entry[2].mean())[:MOST_GROUPS]
     for place, (group, rows, ms, num_samples) in enumerate(largest):
         paths = _paths(samples, rows)
-        facts = {**who, "op": "" if _is_no_loss(paths) or not group[2] else "loop"}
+        facts = {"what": OWN, "op": "" if _is_no_loss(paths) or not group[2] else "loop"}
         facts |= {"part_ms": float(ms.mean()), "origin": _libraries(paths), "group": (group, tuple(loops))}
         facts["runs"] = _called_in(paths, group[1]) if group[2] else None
         if facts["origin"] == "values" and any(
@@ -242,18 +232,18 @@ def program_code(
 
 
 def _compiles(
-    samples: list[Samples], account: Account, steps: tuple[int, NDArray[np.int64]], facts: dict[str, Any]
+    samples: list[Samples], account: Account, steps: tuple[int, NDArray[np.int64]]
 ) -> Iterator[CauseFinding]:
     rows = [np.flatnonzero(one.is_judged & one.that_call(COMPILES)).tolist() for one in samples]
     at = heaviest([stack for one, chosen in zip(samples, rows, strict=True) for stack in one.chosen(chosen)])
     if at is not None and at.num_samples >= FEWEST:
-        facts |= {"op": "compiles", "what": "torch.compile, which compiles anew", "at": at}
+        facts = {"op": "compiles", "what": "torch.compile, which compiles anew", "at": at}
         cells = DEVICE_CELLS if account.on_device else CPU_CELLS
         ms, num = common_ms(samples, rows, account, steps)
         yield CauseFinding("program_code", ms, {cells: 1.0}, facts, num_samples=num)
 
 
-def _slowed(judged: Run, account: Account, who: dict[str, Any]) -> Iterator[CauseFinding]:
+def _slowed(judged: Run, account: Account) -> Iterator[CauseFinding]:
     """What the program has on that makes its Python, its allocations or its operators slower, each by a
     little. A device that is busy hides it."""
     slowed_by = (noted_program(judged.record).get("modes") or {}).get("slowed_by") or {}
@@ -261,7 +251,7 @@ def _slowed(judged: Run, account: Account, who: dict[str, Any]) -> Iterator[Caus
     for name in slowed_by.keys() & SLOWING.keys() if not is_hidden else ():
         file, line = slowed_by[name] or ("", 0)
         at = StackFrame(file, line, "<module>", True) if line else None
-        facts = {**who, "op": "slowed", "origin": name, "what": SLOWING[name], "at": at}
+        facts = {"op": "slowed", "origin": name, "what": SLOWING[name], "at": at}
         facts["why_no_size"] = "in all steps, and no sample shows how much slower these are by it"
         if name != "mkldnn" or not account.on_device:
             yield CauseFinding("program_code", np.zeros(judged.num_judged), {}, facts, is_risk=True)
@@ -273,50 +263,36 @@ def fallen_back(judged: Run, account: Account) -> Iterator[CauseFinding]:
     modes = noted_program(judged.record).get("modes") or {}
     for one in (modes.get("fallen_back") or [])[:1]:
         at = StackFrame(one["file"], one["line"], one["function"], True)
-        times = [of_operation(TIME, name) for name in THROUGH_MEMORY]
-        kernels_ms = sum(
-            float(positive(judged.values(name)).mean()) for name in times if name in judged.metrics
-        )
-        launch_ms = account.mean_ms("launch") if account.on_device else 0.0
-        most_ms = kernels_ms + launch_ms
-        if account.on_device:
-            is_small = most_ms < LARGE * account.mean_step_ms
-        else:
-            seen_ms = sampled_ms(judged, at.file, at.function)
-            is_small = (
-                bool(samples_of_ranks(judged.whole or judged)) and seen_ms < LEAST * account.mean_step_ms
-            )
-        if is_small:
-            continue
-        facts = {
-            **{"op": "fallen_back", "who": "all ranks" if len(judged.ranks) > 1 else "the rank", "at": at},
-            **{
-                "what": "compiled code that fell back to eager",
-                "times": one["times"],
-                "is_most": most_ms > 0,
-            },
-            "varies": one["varies"] or "what it is called with, or what it reads,",
-            "memory_ms": most_ms or None,
-            "why_no_size": "no step shows what it takes when it is compiled",
-            "not_known": "which of the kernels and launches are its own",
-        }
-        part = launch_ms / most_ms if most_ms else 0.0
-        takes: dict[tuple[str, ...], float] = {("compute", "hidden"): 1 - part, ("launch",): part}
-        ms = np.full(judged.num_judged, most_ms)
-        yield CauseFinding("program_code", ms, takes if most_ms else {}, facts, is_risk=not most_ms)
+        facts: dict[str, Any] = {"op": "fallen_back", "at": at, "times": one["times"]}
+        facts["what"] = "compiled code that fell back to eager"
+        facts["varies"] = one["varies"] or "what it is called with, or what it reads,"
+        if not account.on_device:
+            is_sampled = bool(samples_of_ranks(judged.whole or judged))
+            if not is_sampled or sampled_ms(judged, at.file, at.function) >= LEAST * account.mean_step_ms:
+                facts["why_no_size"] = "no step shows what it takes when it is compiled"
+                yield CauseFinding("program_code", np.zeros(judged.num_judged), {}, facts, is_risk=True)
+            return
+        launch_ms = account.mean_ms("launch")
+        most_ms = launch_ms + sum(judged.mean_of(of_operation(TIME, name)) or 0.0 for name in THROUGH_MEMORY)
+        if most_ms >= LARGE * account.mean_step_ms:
+            facts |= {"memory_ms": most_ms, "is_most": True}
+            facts["not_known"] = "which of the kernels and launches are its own"
+            part = launch_ms / most_ms
+            takes: dict[tuple[str, ...], float] = {("compute", "hidden"): 1 - part, ("launch",): part}
+            yield CauseFinding("program_code", np.full(judged.num_judged, most_ms), takes, facts)
 
 
 def _keeps_a_stack(leaf: StackFrame) -> bool:
     return not leaf.is_program and leaf.function.startswith(TRACEBACKS)
 
 
-def _anomaly(judged: Run, account: Account, ms: Floats, num: int, facts: dict[str, Any]) -> CauseFinding:
+def _anomaly(judged: Run, account: Account, ms: Floats, num: int) -> CauseFinding:
     """The stacks that it keeps of operators, as samples show, and its checks of each gradient in the backward
     pass: on a device, whose answers the host waits for, the idle time of that; on a CPU no more is known than
     that both are within the passes."""
     seen_ms, backward_ms = float(ms.mean()), judged.mean_of_host(f"{PREFIX}{BACKWARD}") or 0.0
     at = noted_program(judged.record)["modes"].get("anomaly_at")
-    facts |= {"op": "anomaly", "what": "autograd's anomaly detection"}
+    facts: dict[str, Any] = {"op": "anomaly", "what": "autograd's anomaly detection"}
     facts |= {"stacks_ms": seen_ms, "backward_ms": backward_ms}
     facts["at"] = None if at is None else StackFrame(at[0], at[1], "<module>", True)
     if not account.on_device:
@@ -389,8 +365,6 @@ def code_in_passes(judged: Run, account: Account, losses: list[CauseFinding]) ->
         return
     ms, num = common_ms(samples, by_function[most], account, places_of_steps(whole, account))
     facts = {
-        "who": "all ranks" if len(judged.ranks) > 1 else "the rank",
-        "step_ms": account.mean_step_ms,
         "what": OWN,
         "op": most[2],
         "origin": most[2],

@@ -50,12 +50,11 @@ def slow_steps(judged: Run, parts: Parts, known: Occasions | None) -> Iterator[C
     if parts.on_device and is_unlike and more_ms >= MOST_OF_ALL * longer_ms:
         return  # its kernels take longer, for longer batches
     facts = {
-        "who": "all ranks" if len(judged.ranks) > 1 else "the rank",
         "slow_ms": float(np.median(common[slow.is_slow])),
         "usual_ms": float(np.median(common[~slow.is_slow])),
     }
     if (saves := _saves(judged)) is not None and slow.are_most_of(saves):
-        yield _of_saving(parts, slow.in_steps(saves, common), facts["who"])
+        yield _of_saving(parts, slow.in_steps(saves, common))
         return
     kind: CauseKind = "pause"
     behind = _behind_update(judged, slow.is_slow)
@@ -89,11 +88,7 @@ def slow_of_all_steps(judged: Run, of_account: NDArray[np.int64]) -> CauseFindin
         sum(_more_ms(one, slow.is_slow, which(one)) for one in samples) for which in (_is_saving, _is_own)
     )
     each_ms = float(slow.excess_ms[slow.is_slow].mean())
-    facts = {
-        "op": "slow_steps",
-        "what": "slow steps",
-        "who": "all ranks" if len(judged.ranks) > 1 else "the rank",
-    }
+    facts = {"op": "slow_steps", "what": "slow steps"}
     in_steps = {"part_ms": each_ms, "in_steps": int(slow.is_slow.sum()), "num_steps": len(steps)}
     savers = [rank for rank, one in zip(judged.ranks, samples, strict=False) if _is_saving(one).any()]
     if saving > own and len(savers) == 1 < len(judged.ranks):  # which the others wait for
@@ -130,7 +125,7 @@ def _saves(judged: Run) -> NDArray[np.bool_] | None:
     return np.asarray(saving.max(axis=0) > 0) if saving.any() else None
 
 
-def _of_saving(parts: Parts, slow: Occasions, who: object) -> CauseFinding:
+def _of_saving(parts: Parts, slow: Occasions) -> CauseFinding:
     """All that steps with a checkpoint take longer: copies to the host, writing, ranks that wait for it."""
     steps = parts.step_ms.mean(axis=0)
     excess_ms = np.where(slow.is_slow, positive(steps - np.median(steps[~slow.is_slow])), 0.0)
@@ -140,7 +135,6 @@ def _of_saving(parts: Parts, slow: Occasions, who: object) -> CauseFinding:
         takes={("checkpoint", "copy", *WAIT, "transfer", *ANY_CELL): 1.0},
         facts={
             "op": "slow_steps",
-            "who": who,
             "part_ms": float(excess_ms[slow.is_slow].mean()),
             "in_steps": int(slow.is_slow.sum()),
             "num_steps": len(steps),

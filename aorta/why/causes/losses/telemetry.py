@@ -110,7 +110,6 @@ def given_back(judged: Run, parts: Parts) -> Iterator[CauseFinding]:
         facts={
             "op": "given_back",
             "what": "memory given back to the driver",
-            "who": "all ranks" if len(judged.ranks) > 1 else "the rank",
             "num_frees": float(counts[:, has].mean()),
             "in_steps": int(has.sum()),
             "num_steps": len(has),

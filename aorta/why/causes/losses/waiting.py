@@ -627,11 +627,7 @@ def loading_left_out(judged: Run) -> CauseFinding | None:
         "data_loading",
         row_ms[steps] * (cost_ms / mean_ms),
         takes={("unrecorded",): 1.0},
-        facts={
-            "who": "all ranks" if len(judged.ranks) > 1 else "the rank",
-            "waits": False,
-            "in_left_out": in_steps,
-        },
+        facts={"waits": False, "in_left_out": in_steps},
         evidence=[
             f"by the host's marks the loop waits for its next batch in {in_steps:,} of {num:,} judged steps,"
             f" which were not recorded: {all_ms} of the mean step, {quantity(float(step_ms.mean()), 'ms')}"
