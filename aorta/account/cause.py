@@ -111,6 +111,8 @@ class Cause(msgspec.Struct, frozen=True, kw_only=True):
     """Line of the program that it is in, by sampled stacks; None where they do not show one."""
     rank: int | None = None
     """Rank to look at; None where all are alike."""
+    origin: str = ""
+    """Of its remedy, as its rule has it, or else op: 'dealt'; '' of one that fits anything."""
     is_in_step: bool = True
     """False: of the time between steps; share is of steps and gaps together, and ms may exceed the step."""
     is_of_trace: bool = False

@@ -78,8 +78,6 @@ OF_THEIR_LINE: tuple[CauseKind, ...] = (
 )
 """Kinds whose remedy is to do their line's work less often or otherwise: whatever else is lost in that line
 goes with it."""
-NEEDLESS = re.compile(r"reduced \S+ times between two optimizer steps")
-"""In the remedy of gradients that are reduced for each micro-batch."""
 IN_AN_UPDATE = 8
 """Optimizer steps that learn from what was gathered before the first of them, at most."""
 ECHO = 0.4
@@ -118,10 +116,6 @@ NEED_A_LINE = ("asleep", "slow_steps")
 other threads that lack cores, longer batches, or data that the model gathers for several steps."""
 TRACE_FOLDER = "torch_profiler"
 """Of a run's traces."""
-DEALING = "let each rank load its own part"
-"""Begins the remedy of batches that one rank hands out."""
-LEAVES_OUT = ", or leave it out there"
-"""In the remedy of threads that the program sets, maybe for a reason."""
 OR_WORKERS = "; or let workers of a DataLoader do it beforehand"
 IN_FORCE = re.compile(r"in force($|:)")
 """In a remedy of which the best part is set already."""
@@ -423,26 +417,20 @@ def _place(cause: Cause, named: list[Cause]) -> tuple[float, bool]:
     stages, whose part of it is known, and a rank whose host launches late behind what all ranks lose, where
     that is of its size. Launches come behind what records prove needless, where it is not sure which is
     larger: that needs no other program."""
-    most_ms = math.inf
     if cause.kind == "program_code" and not cause.ms:
         return -math.inf, False
+    first: list[Cause] = []
     if cause.kind == "launch_bound" and cause.interval_ms is not None:
-        needless = [one for one in named if NEEDLESS.search(one.change) and one.interval_ms is not None]
-        most_ms = min(
-            (one.ms for one in needless if (one.interval_ms or (0, 0))[1] > cause.interval_ms[0]),
-            default=math.inf,
-        )
-    if cause.kind == "bubble":
-        most_ms = min((one.ms for one in named if one.kind == "late_rank"), default=math.inf)
-    is_of_threads = cause.kind == "compute" and cause.change.startswith("torch.set_num_threads")
-    if cause.kind == "core_taken" or is_of_threads:
-        is_asked_for = is_of_threads and LEAVES_OUT in cause.change
-        others = [one for one in named if one.is_waited_for or (is_asked_for and one is not cause)]
-        most_ms = min((one.ms for one in others), default=math.inf)
-    is_by_launches = any(text.startswith("launches:") for text in cause.evidence)
-    if cause.kind == "late_rank" and is_by_launches and not cause.change.startswith(DEALING):
-        known = [one.ms for one in named if not one.is_waited_for]
-        most_ms = min((ms for ms in known if ms >= ECHO * cause.ms), default=math.inf)
+        needless = [(one, one.interval_ms) for one in named if one.origin == "accumulated"]
+        first = [one for one, interval in needless if interval and interval[1] > cause.interval_ms[0]]
+    elif cause.kind == "bubble":
+        first = [one for one in named if one.kind == "late_rank"]
+    elif cause.kind == "core_taken" or cause.origin == "threads":
+        is_asked_for = cause.origin == "threads" and cause.line is not None
+        first = [one for one in named if one.is_waited_for or (is_asked_for and one is not cause)]
+    elif cause.kind == "late_rank" and cause.origin == "launch":
+        first = [one for one in named if not one.is_waited_for and one.ms >= ECHO * cause.ms]
+    most_ms = min((one.ms for one in first), default=math.inf)
     return -min(cause.ms, most_ms), most_ms < cause.ms
 
 
@@ -455,7 +443,7 @@ def _is_of_one_rank(larger: Cause, cause: Cause) -> bool:
 def _is_of_dealing(larger: Cause, cause: Cause) -> bool:
     """Whether the others wait for a rank in the line in which it hands out batches."""
     is_there = larger.line is not None and cause.line is not None and larger.line.text == cause.line.text
-    return is_there and cause.is_waited_for and larger.change.startswith(DEALING)
+    return is_there and cause.is_waited_for and larger.origin == "dealt"
 
 
 def _need_the_same_cores(*both: Cause) -> bool:
@@ -725,12 +713,12 @@ def cause_of(
         value, share = Worth(0.0, None, value.why_no_interval or "no time is lost yet"), 0.0
     sampled, calls = line_of(finding, judged), waiting_calls(finding, judged)
     line = waiting_line(calls) or sampled
-    is_of_workers = finding.kind == "data_loading" and "workers" in stack and not value.is_rare
-    is_of_workers = is_of_workers and "iterated_anew" not in stack
-    is_in_pieces = finding.facts.get("origin") == "pieces"
-    if is_of_workers and not is_in_pieces and line is not None and line.doing == "runs":
+    op, origin = finding.facts.get("op"), finding.facts.get("origin")
+    is_of_workers = finding.kind == "data_loading" and stack & {"workers", "iterated_anew"} == {"workers"}
+    is_handed = line is not None and line.doing == "runs" and origin != "pieces"
+    if is_of_workers and is_handed and not value.is_rare:
         return None  # it takes batches out of the workers' hands, which more of them do not shorten
-    needs_line = finding.kind == "pause" and finding.facts.get("op") in NEED_A_LINE
+    needs_line = finding.kind == "pause" and op in NEED_A_LINE
     if line is None and needs_line and samples_of(judged.whole or judged, judged.ranks[0]) is not None:
         return None
     if needs_line and not finding.takes and line and is_a_wait(line.calls) and is_device_busy(judged):
@@ -756,7 +744,7 @@ def cause_of(
     if issuer := issuer_of(finding, judged):
         facts |= issuer
         facts.pop("merged", None)
-    told_by = (finding.facts.get("op"), finding.facts.get("origin"), issuer.get("layer"), "any")
+    told_by = (op, origin, issuer.get("layer"), "any")
     keys = [str(one) for one in told_by if line is None or (one != "any" and finding.kind != "late_rank")]
     key = next((one for one in keys if one in rule.made), "")
     made = made_in(pieces_of_run(judged), key, rule.made[key][1], line) if key else ""
@@ -783,8 +771,8 @@ def cause_of(
         for change in rule.change
         if set(change.stack) <= stack | {"any"}
         and (change.waits is None or change.waits == waits)
-        and (change.op is None or change.op == finding.facts.get("op"))
-        and (change.origin is None or change.origin == finding.facts.get("origin"))
+        and (change.op is None or change.op == op)
+        and (change.origin is None or change.origin == origin)
         and (change.calls is None or (line is not None and fnmatchcase(line.calls, change.calls)))
         and (change.rare is None or change.rare == value.is_rare)
         and filled(change.set, facts)
@@ -793,10 +781,9 @@ def cause_of(
         return None
     told += f": at {made}" if made not in told else ""
     more = MENDED_MORE if finding.kind in BY_IDLE_TIME and judged.source != "host" else MENDED_ERROR
-    is_needless = finding.facts.get("origin") == "accumulated"
     # What a host fills again that is behind its device in other places as well.
     is_filled = account.on_device and room.idle_ms >= LARGE_SHARE * step and finding.kind in REFILLED
-    less = MENDED_LESS if (finding.kind in LESS and not is_needless) or is_filled else MENDED_ERROR
+    less = MENDED_LESS if (finding.kind in LESS and origin != "accumulated") or is_filled else MENDED_ERROR
     less, more = (math.hypot(error, finding.sample_error) for error in (less, more))
     settings = settings_text(rule.settings, judged)
     is_blocked = finding.kind == "launch_bound" and bool(settings)  # what else helps, it hides
@@ -842,6 +829,7 @@ def cause_of(
         change=settings.removesuffix("; ") if is_blocked else settings + told,
         check=filled(rule.check, facts) or rule.check,
         source=finding.source,
+        origin=change.origin or change.op or "",
         line=line,
         rank=rank,
         is_of_trace=is_of_trace,

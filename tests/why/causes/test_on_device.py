@@ -42,7 +42,7 @@ from aorta.why.causes.losses.needless import (
 from aorta.why.causes.losses.program_code import _computes_by_itself
 from aorta.why.causes.losses.transfer import Exposure, _largest
 from aorta.why.causes.losses.waiting import IN_STEP, in_step
-from aorta.why.causes.rank import DEALING, Worth, _once, _place, causes_of, found_causes
+from aorta.why.causes.rank import Worth, _once, _place, causes_of, found_causes
 from aorta.why.causes.rules import rules
 from aorta.why.causes.text import _unexplained_text, fact_texts, filled, nothing_text, title
 from tests.records.run_folders import run_record
@@ -153,7 +153,7 @@ def test_a_rank_that_loads_what_it_hands_out_leaves_each_its_part(tmp_path, in_l
         (folder / sites_name(rank)).write_bytes(msgspec.json.encode(CallSites(num_steps=4, sites=[called])))
     [late] = [one for one in causes(judge(load_run(folder, "run"), 1)) if one.kind == "late_rank"]
     assert (late.rank, late.ms) == (0, pytest.approx(ms, rel=0.05))
-    assert late.change.startswith(DEALING) == (in_line == 20)
+    assert (late.origin == "dealt") == (in_line == 20)
     assert ("hands 8.0 MiB a step to the others, in main(), train.py:20" in late.change) == (in_line == 20)
 
 
@@ -1289,18 +1289,19 @@ def test_what_two_causes_say_of_one_line_is_told_once(kinds, taken, told, high, 
     assert named[0][1] == {taken: 8.0 if high == 9.0 else 5.0}
 
 
-@pytest.mark.parametrize("begins", [DEALING, "do it less often"])
-def test_a_rank_that_hands_out_batches_is_waited_for_in_the_line_in_which_it_does(begins):
+@pytest.mark.parametrize("origin", ["dealt", "python"])
+def test_a_rank_that_hands_out_batches_is_waited_for_in_the_line_in_which_it_does(origin):
     code, late = (
         Cause(
             kind=kind, subject=kind, ms=ms, interval_ms=(2.0, 6.0), bound_ms=9.0, share=0.1, evidence=(),
-            change=change, check="", source="records", line=AT, rank=of, is_waited_for=of is not None,
+            change=kind, check="", source="records", line=AT, rank=of, is_waited_for=of is not None,
+            origin=origin,
         )
-        for kind, ms, change, of in (("program_code", 5.0, begins, None), ("late_rank", 3.0, "inspect", 0))
+        for kind, ms, of in (("program_code", 5.0, None), ("late_rank", 3.0, 0))
     )  # fmt: skip
     (first, _), *others = _once([(code, {"launch": 5.0}), (late, {"wait": 3.0})])
-    assert (first.ms, len(others)) == ((8.0, 0) if begins == DEALING else (5.0, 1))
-    assert first.change == begins
+    assert (first.ms, len(others)) == ((8.0, 0) if origin == "dealt" else (5.0, 1))
+    assert first.change == "program_code"
 
 
 @pytest.mark.parametrize(("kind", "is_late", "is_one"), [
@@ -1403,40 +1404,29 @@ def test_what_one_rank_has_more_of_is_told_with_what_all_ranks_lose():
 
 
 @pytest.mark.parametrize(
-    ("host_ms", "change", "is_first"), [(3.0, "", True), (1.0, "", False), (3.0, DEALING, False)]
+    ("host_ms", "origin", "is_first"), [(3.0, "launch", True), (1.0, "launch", False), (3.0, "dealt", False)]
 )
-def test_a_rank_that_launches_late_stands_behind_what_all_hosts_lose(host_ms, change, is_first):
+def test_a_rank_that_launches_late_stands_behind_what_all_hosts_lose(host_ms, origin, is_first):
     late, host, other = (
-        SimpleNamespace(kind=kind, ms=ms, evidence=evidence, is_waited_for=kind == "late_rank", change=change)
-        for kind, ms, evidence in (
-            ("late_rank", 5.0, ("launches: 9.00 ms a step there",)),
-            ("synchronisation", host_ms, ()),
-            ("transfer", 4.0, ()),
-        )
+        SimpleNamespace(kind=kind, ms=ms, is_waited_for=kind == "late_rank", origin=origin)
+        for kind, ms in (("late_rank", 5.0), ("synchronisation", host_ms), ("transfer", 4.0))
     )
     named = sorted((late, host, other), key=lambda one: _place(one, [late, host, other]))
     assert (named.index(host) < named.index(late)) == is_first
 
 
 @pytest.mark.parametrize(
-    ("most_ms", "change", "is_first"),
+    ("most_ms", "origin", "is_first"),
     [
-        pytest.param(
-            20.0, "each bucket is reduced 4 times between two optimizer steps: no_sync()", False, id="any"
-        ),
-        pytest.param(
-            9.0, "each bucket is reduced 4 times between two optimizer steps: no_sync()", True, id="less"
-        ),
-        pytest.param(20.0, "larger buckets", True, id="needed"),
+        pytest.param(20.0, "accumulated", False, id="any"),
+        pytest.param(9.0, "accumulated", True, id="less"),
+        pytest.param(20.0, "bucket", True, id="needed"),
     ],
 )
-def test_launches_stand_behind_what_is_needless_where_either_may_be_larger(most_ms, change, is_first):
+def test_launches_stand_behind_what_is_needless_where_either_may_be_larger(most_ms, origin, is_first):
     launches, transfer = (
-        SimpleNamespace(kind=kind, ms=ms, interval_ms=interval, change=text, evidence=(), is_waited_for=False)
-        for kind, ms, interval, text in (
-            ("launch_bound", 30.0, (10.0, 50.0), "torch.compile(model)"),
-            ("transfer", 8.0, (4.0, most_ms), change),
-        )
+        SimpleNamespace(kind=kind, ms=ms, interval_ms=interval, origin=origin)
+        for kind, ms, interval in (("launch_bound", 30.0, (10.0, 50.0)), ("transfer", 8.0, (4.0, most_ms)))
     )
     named = sorted((launches, transfer), key=lambda one: _place(one, [launches, transfer]))
     assert (named[0] is launches) == is_first

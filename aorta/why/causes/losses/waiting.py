@@ -272,6 +272,7 @@ def _late_rank(judged: Run, parts: Parts, left: Floats) -> Iterator[CauseFinding
             facts["op"], evidence = "sleeps", [asleep]
         elif (more := _has_more_of(parts, late)) is not None:
             own, there, others = more
+            facts["origin"] = "launch" if own == "launch" else None
             evidence = [f"{there}, {others}"]
             # Events around what a device computes have in them what it idles for its host meanwhile.
             is_of_events = (
