@@ -468,10 +468,8 @@ def _is_in(one: Named, other: Named, judged: Run | None) -> bool:
     larger, cause = one[0], other[0]
     is_same = _is_late_by(one, other) or _need_the_same_cores(larger, cause)
     is_of_all = (larger.kind, larger.change, larger.rank) == (cause.kind, cause.change, None)
-    is_same = is_same or (is_of_all and cause.is_waited_for)
-    if is_same or _is_of_messages(larger, cause, judged) or _is_of_one_rank(larger, cause):
-        return True
-    if _is_of_dealing(larger, cause):
+    is_same = is_same or (is_of_all and cause.is_waited_for) or _is_of_messages(larger, cause, judged)
+    if is_same or _is_of_one_rank(larger, cause) or _is_of_dealing(larger, cause):
         return True
     if larger.line is None or cause.line is None:
         return False

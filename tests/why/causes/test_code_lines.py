@@ -456,7 +456,7 @@ def test_compiled_code_that_fell_back_is_told_without_a_size_where_no_kernels_ar
         assert cause.headline.endswith(
             "in Net.forward(), train.py:95: no step shows what it takes when it is compiled"
         )
-        assert "compiled it 8 times, no more than it does" in cause.evidence[0]
+        assert "compiled it 8 times, which is the limit" in cause.evidence[0]
         assert "as self.seen differed from call to call" in cause.evidence[0]
         assert "register_buffer" in cause.change
 

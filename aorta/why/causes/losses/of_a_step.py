@@ -304,13 +304,12 @@ def _of_all_ranks(judged: Run, parts: Parts) -> Iterator[CauseFinding]:
             continue
         steps = steps_with(common)
         part_ms = float(common[steps].mean())
-        quiet, part_of_calls = _quiet_calls(judged, steps) if name == "pause" else ({}, 1.0)
-        part = _handed_over(judged) if name == "data" and part_ms >= WHOLE_BATCH_MS else 0.0
-        if part >= MOST_IN_PIECES:
-            quiet, part_of_calls = {"origin": "pieces", "handed_ms": part * part_ms}, part
+        told, part = _handed_over(judged, part_ms) if name == "data" else ({}, 1.0)
+        if name == "pause":
+            told, part = _quiet_calls(judged, steps)
         yield CauseFinding(
             kind,
-            part_of_calls * common,
+            part * common,
             takes=_takes(name, parts),
             facts={
                 "others_ms": part_ms,
@@ -320,7 +319,7 @@ def _of_all_ranks(judged: Run, parts: Parts) -> Iterator[CauseFinding]:
                 "waits": False,
                 "host": IN_MODEL if parts.knows_host else NOT_RECORDED,
                 **_words(name, parts, part_ms),
-                **quiet,
+                **told,
                 **(_asked_for(judged) if name == "garbage_collection" else {}),
                 **(_looped(judged) if name == "launch" else {}),
                 **({"at": crowded_at(judged.record)} if name == "core_taken" else {}),
@@ -331,18 +330,19 @@ def _of_all_ranks(judged: Run, parts: Parts) -> Iterator[CauseFinding]:
         )
 
 
-def _handed_over(judged: Run) -> float:
-    """The part of loading, by samples, in which the thread that trains takes a batch out of a worker's hands:
-    a few tensors take hardly any, as their memory is shared."""
-    if "workers" not in program_of(judged.record)[0]:
-        return 0.0
+def _handed_over(judged: Run, part_ms: float) -> tuple[dict[str, object], float]:
+    """What is said where, by samples, the thread that trains mostly takes batches out of workers' hands while
+    it loads, for part_ms, and the part of that; few tensors take hardly any, as their memory is shared."""
+    if "workers" not in program_of(judged.record)[0] or part_ms < WHOLE_BATCH_MS:
+        return {}, 1.0
     parts = []
     for one in samples_of_ranks(judged.whole or judged):
         loads = one.is_judged & one.in_phase("data")
         receives, rebuilds = _in_functions(one, RECEIVES), _in_functions(one, REBUILDS)
         takes = loads & (rebuilds | (receives & one.that("runs")))
         parts.append(float(one.ms[takes].sum() / one.ms[loads].sum()) if takes.sum() >= FEWEST else 0.0)
-    return min(parts, default=0.0)
+    part = min(parts, default=0.0)
+    return ({"origin": "pieces", "handed_ms": part * part_ms}, part) if part >= MOST_IN_PIECES else ({}, 1.0)
 
 
 def _in_functions(one: Samples, names: re.Pattern[str]) -> NDArray[np.bool_]:
