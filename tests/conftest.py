@@ -71,6 +71,16 @@ def _no_group_is_left() -> Iterator[None]:
         pytest.fail("leaves its process group: destroy_process_group() at its end")
 
 
+@pytest.fixture(autouse=True)
+def _nothing_stays_compiled() -> Iterator[None]:
+    """Where a test compiled something, recording would not name modules in those after it in its worker."""
+    yield
+    compiler = sys.modules.get("torch._dynamo.utils")
+    if compiler is not None and compiler.counters.get("frames"):
+        sys.modules["torch._dynamo"].reset()
+        compiler.counters.clear()
+
+
 @pytest.fixture
 def caplog() -> Iterator[LogRecords]:
     """What is logged. pytest's plugin, which has it else, looks through all loggers six times in every test:

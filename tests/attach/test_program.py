@@ -219,7 +219,6 @@ class Ramped(torch.nn.Module):
 
 @pytest.mark.parametrize("num_calls", [8, 9])
 def test_a_function_is_noted_that_torch_no_longer_compiles_anew(notes, num_calls):
-    torch._dynamo.reset()
     compiled = torch.compile(Ramped(), backend="eager")
     notes.read_fallen_back()
     for _ in range(num_calls):
@@ -237,7 +236,6 @@ def test_a_function_is_noted_that_torch_no_longer_compiles_anew(notes, num_calls
 
 
 def test_compilations_that_fit_what_comes_are_no_fallback(notes):
-    torch._dynamo.reset()
     compiled = torch.compile(torch.tanh, backend="eager", dynamic=True)
     for num in range(2, 14):
         compiled(torch.ones(num))

@@ -160,8 +160,6 @@ class Reducing(nn.Module):
 def test_what_is_compiled_has_no_name_and_is_not_compiled_again(tmp_path):
     from torch._dynamo.utils import counters
 
-    torch._dynamo.reset()
-    counters.clear()
     whole = torch.compile(nn.Sequential(Reducing(), Reducing()), backend="eager")
     part = nn.Sequential(Reducing(), Reducing())
     part[1].compile(backend="eager")
@@ -178,8 +176,6 @@ def test_what_is_compiled_has_no_name_and_is_not_compiled_again(tmp_path):
     assert names[3] in ("", "1")  # by what the backend leaves of its frames
     assert {name for _, name, phase in last if phase == "backward"} <= {""}
     assert len(set(num_frames)) == 1
-    torch._dynamo.reset()
-    counters.clear()
 
 
 def test_models_are_not_kept_alive(tmp_path):
