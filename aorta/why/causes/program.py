@@ -146,6 +146,12 @@ def noted_program(run: RunRecord | None) -> Mapping[str, Any]:
     return (run.program if run is not None else None) or {}
 
 
+def noted_modes(run: RunRecord | None) -> Mapping[str, Any]:
+    """Settings of torch and Python in the process, of these; nothing where nobody watched."""
+    modes = noted_program(run).get("modes")
+    return modes if isinstance(modes, Mapping) else {}
+
+
 def program_of(run: RunRecord | None) -> tuple[frozenset[str], dict[str, str]]:
     """Names of PROGRAM that hold, libraries that it is known to use, and texts for the sentences of rules.
 
@@ -180,10 +186,10 @@ def program_of(run: RunRecord | None) -> tuple[frozenset[str], dict[str, str]]:
         has_fused = UNFUSED if "fsdp2" in names else FUSED
         names |= {"never_fused"} if is_torchs and optimizer.get("kind") not in has_fused else set()
         facts |= _site("optimizer", optimizer) | {"optimizer": str(optimizer.get("kind"))}
-    modes = program.get("modes")
-    if isinstance(modes, Mapping) and modes.get("anomaly_detection"):
+    modes = noted_modes(run)
+    if modes.get("anomaly_detection"):
         names.add("anomaly")
-    if isinstance(modes, Mapping) and _number(modes, "compiled_frames"):
+    if _number(modes, "compiled_frames"):
         names.add("compile")
     if isinstance(modes, Mapping) and run is not None:
         _crowd(modes, loader, run, names, facts)
@@ -236,9 +242,9 @@ def workers_of(
     core_taken: part of the step in which others have the cores. waited_ms: for batches, in a step.
     """
     names = {"short_batch"} if 0 < waited_ms < HAND_OVER_MS else set()
-    modes = noted_program(run).get("modes")
-    cores = int(_number(modes, "num_cores")) if isinstance(modes, Mapping) else 0
-    if not cores or run is None or not isinstance(modes, Mapping):
+    modes = noted_modes(run)
+    cores = int(_number(modes, "num_cores"))
+    if not cores or run is None:
         return frozenset(names), {"workers": str(MOST_WORKERS)}
     free = cores // _num_local(run, modes) - 1
     if free < 1 or core_taken > CROWDED:
@@ -254,7 +260,7 @@ def _num_local(run: RunRecord, modes: Mapping[str, Any]) -> int:
 
 def crowded_at(run: RunRecord | None) -> StackFrame | None:
     """The line that gives torch more threads than the cores of a machine have room for."""
-    at = (noted_program(run).get("modes") or {}).get("threads_at")
+    at = noted_modes(run).get("threads_at")
     is_set = program_of(run)[1].get("fewer", "").startswith("torch.set_num_threads(")
     return StackFrame(at[0], at[1], "<module>", True) if at and is_set else None
 

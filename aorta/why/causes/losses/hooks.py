@@ -35,7 +35,7 @@ from aorta.why.causes.losses.program_code import (
     places_of_steps,
 )
 from aorta.why.causes.losses.transfer import best_busbw
-from aorta.why.causes.program import noted_program
+from aorta.why.causes.program import noted_modes, noted_program
 
 TRAINS = "training_step"
 """What Lightning calls for the loss, within the optimizer's step: operators there may be the model's."""
@@ -86,8 +86,7 @@ _Rows = tuple[list[list[int]], dict[str, object], tuple[str, ...]]
 def _of_gradients(judged: Run, samples: list[Samples]) -> _Rows:
     """What DDP's hook for gradients does. Without it they are reduced as they are, at the rate of the run's
     fastest calls."""
-    program = noted_program(judged.record)
-    modes, wrappers = program.get("modes") or {}, program.get("wrappers") or []
+    modes, wrappers = noted_modes(judged.record), noted_program(judged.record).get("wrappers") or []
     if not modes.get("comm_hook") or not wrappers or "optim" in (modes.get("comm_hook_name") or ""):
         return [], {}, ()  # of one that updates weights as well nobody knows how long that takes
     rows = [

@@ -29,7 +29,7 @@ from aorta.records.stacks import StackFrame
 from aorta.traces.classify import COMM_RULES, classifier, kernel_class
 from aorta.why.causes.finding import CauseFinding, Floats
 from aorta.why.causes.losses.parts import CPU_BYTES_PER_S, WORK, beside_others, part_of_device, work_ms_of
-from aorta.why.causes.program import bytes_of_optimizers, noted_program
+from aorta.why.causes.program import bytes_of_optimizers, noted_modes, noted_program
 
 TAKES: dict[tuple[str, ...], float] = {WORK: 1.0}
 PRODUCTS = ("gemm", "attention")
@@ -172,7 +172,7 @@ def _all_of_it(judged: Run, account: Account) -> Iterator[CauseFinding]:
             ms = ms * min(sum(in_passes) / max(float(ms.mean()), 1e-9), 1.0)
         ms, takes = beside_others(account, ms)
         if work is not None and work.flops:  # small operators take as long in fp32
-            threads = (noted_program(judged.record).get("modes") or {}).get("num_threads") or 1
+            threads = noted_modes(judged.record).get("num_threads") or 1
             most_s = 2 * work.fp64 / (threads * CORE_FLOPS_PER_S) + work.bytes / CPU_BYTES_PER_S
             ms = np.minimum(ms, 1e3 * most_s)
         yield _all_in_fp64(judged, work, ms, takes)
@@ -230,7 +230,7 @@ def loss_loop(judged: Run, account: Account) -> Iterator[CauseFinding]:
 
 def _emulated(judged: Run, account: Account, work: WorkOfStep) -> Iterator[CauseFinding]:
     """Products in a type of two bytes that a CPU has no instructions for: what it takes beyond fp32."""
-    modes = noted_program(judged.record).get("modes") or {}
+    modes = noted_modes(judged.record)
     types = modes.get("cpu_multiplies")
     if account.on_device or work.precision not in SIXTEEN or types is None or work.precision in types:
         return
@@ -393,7 +393,7 @@ def _all_in_fp64(
 def _tf32_as_fast(judged: Run) -> float:
     """Part of the time that products in fp32 take as TF32, by the device's data sheet; 0 where the program
     allows that, or the device has no such units."""
-    modes, part = noted_program(judged.record).get("modes") or {}, part_of_device(judged)
+    modes, part = noted_modes(judged.record), part_of_device(judged)
     if part is None or modes.get("float32_matmul_precision") != "highest":
         return 0.0
     rates = part.compute.peak_flops
@@ -491,7 +491,7 @@ def _counted(judged: Run, account: Account, work: WorkOfStep) -> Iterator[CauseF
         if seen_ms:
             # Without what they compute, were each but one operator; as much of a backward pass that is there.
             # A step of nothing but small operators has a low rate because of them: no core is so slow.
-            threads = (noted_program(judged.record).get("modes") or {}).get("num_threads") or 1
+            threads = noted_modes(judged.record).get("num_threads") or 1
             least_s = loop.flops / (threads * CORE_FLOPS_PER_S) + loop.bytes / CPU_BYTES_PER_S
             own_ms = min(float(part_ms(loop.flops, loop.bytes).mean()), 1e3 * least_s / on_core)
             own_ms += seen_ms / loop.iterations
@@ -573,7 +573,7 @@ def lines_text(loop: OperatorLoop) -> str:
 def idle_cores(judged: Run, account: Account) -> Iterator[CauseFinding]:
     """What more threads would save where a step computes on a CPU, and cores that its process may use idle:
     a part of all but what operators need before their arithmetic."""
-    record, modes = judged.record, noted_program(judged.record).get("modes") or {}
+    record, modes = judged.record, noted_modes(judged.record)
     threads, cores = modes.get("num_threads"), modes.get("num_whole_cores")
     if account.on_device or record is None or record.work is None or not threads or not cores:
         return

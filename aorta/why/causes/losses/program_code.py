@@ -45,7 +45,7 @@ from aorta.records.schema import NO_CALL, NO_OPTIMIZER, HostKind
 from aorta.records.stacks import StackFrame, StackPhase
 from aorta.why.causes.finding import WAIT, CauseFinding, Floats
 from aorta.why.causes.losses.host_needs import MOSTLY_IDLE
-from aorta.why.causes.program import noted_program, program_of
+from aorta.why.causes.program import noted_modes, program_of
 from aorta.why.causes.source import source_of
 
 OWN = "the program's own code"
@@ -246,7 +246,7 @@ def _compiles(
 def _slowed(judged: Run, account: Account) -> Iterator[CauseFinding]:
     """What the program has on that makes its Python, its allocations or its operators slower, each by a
     little. A device that is busy hides it."""
-    slowed_by = (noted_program(judged.record).get("modes") or {}).get("slowed_by") or {}
+    slowed_by = noted_modes(judged.record).get("slowed_by") or {}
     is_hidden = account.on_device and account.mean_ms(*DEVICE_CELLS) < LARGE * account.mean_step_ms
     for name in slowed_by.keys() & SLOWING.keys() if not is_hidden else ():
         file, line = slowed_by[name] or ("", 0)
@@ -260,7 +260,7 @@ def _slowed(judged: Run, account: Account) -> Iterator[CauseFinding]:
 def fallen_back(judged: Run, account: Account) -> Iterator[CauseFinding]:
     """A function that torch compiles no longer, and runs eagerly. No record tells which kernels and launches
     are its own: on a device all that compiled code has fewer of are the most that it costs."""
-    modes = noted_program(judged.record).get("modes") or {}
+    modes = noted_modes(judged.record)
     for one in (modes.get("fallen_back") or [])[:1]:
         at = StackFrame(one["file"], one["line"], one["function"], True)
         facts: dict[str, Any] = {"op": "fallen_back", "at": at, "times": one["times"]}
@@ -291,7 +291,7 @@ def _anomaly(judged: Run, account: Account, ms: Floats, num: int) -> CauseFindin
     pass: on a device, whose answers the host waits for, the idle time of that; on a CPU no more is known than
     that both are within the passes."""
     seen_ms, backward_ms = float(ms.mean()), judged.mean_of_host(f"{PREFIX}{BACKWARD}") or 0.0
-    at = noted_program(judged.record)["modes"].get("anomaly_at")
+    at = noted_modes(judged.record).get("anomaly_at")
     facts: dict[str, Any] = {"op": "anomaly", "what": "autograd's anomaly detection"}
     facts |= {"stacks_ms": seen_ms, "backward_ms": backward_ms}
     facts["at"] = None if at is None else StackFrame(at[0], at[1], "<module>", True)
