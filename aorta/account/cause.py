@@ -52,8 +52,7 @@ WIDEST = 4.0
 """Factor above which an interval tells nothing."""
 
 
-MOST, LEAST = "at most", "at least"
-"""Begin why a cause has no interval, where its ms are the most or the least that mending saves."""
+Limit = Literal["at most", "at least"]
 TELLING = 0.5
 """Of the step, below which what it takes at least tells nothing."""
 
@@ -95,6 +94,8 @@ class Cause(msgspec.Struct, frozen=True, kw_only=True):
     (MENDED_ERROR and those beside it)."""
     why_no_interval: str = ""
     """Where interval_ms is None."""
+    limit: Limit | None = None
+    """Where it is None because ms are the most or the least that mending saves."""
     bound_ms: float | None
     """What a mended step takes at least: without the upper end of the interval, and without what aorta itself
     takes of it. None where there is no interval."""
@@ -112,7 +113,7 @@ class Cause(msgspec.Struct, frozen=True, kw_only=True):
     rank: int | None = None
     """Rank to look at; None where all are alike."""
     origin: str = ""
-    """Of its remedy, as its rule has it, or else op: 'dealt'; '' of one that fits anything."""
+    """What its remedy is of, as its rule has it, or else op: 'dealt'; '' of one that fits anything."""
     is_in_step: bool = True
     """False: of the time between steps; share is of steps and gaps together, and ms may exceed the step."""
     is_of_trace: bool = False
@@ -133,7 +134,7 @@ class Cause(msgspec.Struct, frozen=True, kw_only=True):
         of_what = "of the trace" if self.is_of_trace else "a step" if self.is_in_step else "for each step"
         what = "the trace" if self.is_of_trace else "a step"
         of_run = "" if self.is_in_step else " of the run"
-        bound = "".join(f"{words} " for words in (MOST, LEAST) if self.why_no_interval.startswith(words))
+        bound = "" if self.limit is None else f"{self.limit} "
         text = f"{self.subject}: {bound}{number(self.ms)} ms {of_what}, {percent(self.share)}{of_run}"
         if self.interval_ms is None:
             return text

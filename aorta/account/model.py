@@ -465,6 +465,8 @@ class Causes(msgspec.Struct, frozen=True):
     """Sentences that stand for what contradicts itself: mistakes of aorta's."""
     no_loss: list[str] = []
     """Sentences of what takes time, and no change mends in the usual step."""
+    leaves_cores: bool = False
+    """One of these is of cores that the program itself leaves out, maybe for a reason."""
     empty_text: str = ""
     """Text to show if there is none."""
     whatifs: WhatIfs | None = None

@@ -22,7 +22,7 @@ PROGRAM = (
     *("blocks", "resharded_not", "reduced_narrow", "gathered_narrow", "foreach_off", "many_groups"),
     *("fused", "optimizer_of_another", "never_fused", "unfused", "anomaly", "no_core", "short_batch"),
     *("whole_batches", "cuda_graphs", "own_crowd", "one_thread", "few_threads", "comm_hook", "prefetched"),
-    *("expandable", "offloaded", "foreach", "buckets_usual", "iterated_anew"),
+    *("expandable", "offloaded", "foreach", "buckets_usual", "iterated_anew", "own_threads"),
 )
 """workers_0: the training loop's DataLoader has none; workers_new: it has some, which start anew in short
 epochs. pinned: it hands out pinned memory. buckets_small, buckets_usual: DDP's are set below its default, or
@@ -35,10 +35,11 @@ has no such form, for units of fully_shard. unfused: all are of UNFUSED. anomaly
 is on. no_core: workers of a loader would take cores from training. short_batch: a worker would take as long
 to hand a batch over as the step waits for it. whole_batches: the data set is asked for a batch at once.
 cuda_graphs: torch.compile was asked to replay the model as CUDA graphs. own_crowd: the ranks of a machine
-have more threads of torch and loader workers than cores; one_thread: the program has set torch to one;
-few_threads: it has one, and no workers. comm_hook: DDP's gradients go through one. prefetched:
-FullyShardedDataParallel gathers ahead in both passes. expandable: so are segments of the allocator.
-offloaded: units keep their parameters on the CPU. iterated_anew: each batch is of an iterator of its own."""
+have more threads of torch and loader workers than cores; own_threads: as the program itself has set;
+one_thread: the program has set torch to one; few_threads: it has one, and no workers. comm_hook: DDP's
+gradients go through one. prefetched: FullyShardedDataParallel gathers ahead in both passes. expandable: so
+are segments of the allocator. offloaded: units keep their parameters on the CPU. iterated_anew: each batch is
+of an iterator of its own."""
 OFFERS = {
     "fused": r"\bfused(?:=True| optimizer)",
     "pinned": r"\bpin_memory=True",
@@ -72,6 +73,7 @@ UNFUSED = ("Adam", "AdamW")
 2.4. SGD without momentum gains nothing; Adagrad may have sparse gradients, which no fused one takes."""
 PARTS = re.compile(r"(; |, )(?![^()]*\))")
 """Between parts of a remedy, outside of brackets."""
+NOTHING_LEFT = "what is known to help is in force"
 HAND_OVER_MS = 1.0
 """CPU time of the process that trains to receive a batch of a worker: 0.5 to 2.8 ms for 4 kB to 13 MB."""
 MOST_WORKERS = 4
@@ -114,7 +116,7 @@ def without_in_force(change: str, names: frozenset[str]) -> str:
         for part, gap in zip(parts[::2], [*parts[1::2], ""], strict=True)
         if not any(re.search(pattern, part) for pattern in offered)
     ]
-    return "".join(kept).rstrip(",; ").removeprefix("or ") or "what is known to help is in force"
+    return "".join(kept).rstrip(",; ").removeprefix("or ") or NOTHING_LEFT
 
 
 def settings_text(effects: Mapping[str, str], judged: Run) -> str:
@@ -260,9 +262,8 @@ def _num_local(run: RunRecord, modes: Mapping[str, Any]) -> int:
 
 def crowded_at(run: RunRecord | None) -> StackFrame | None:
     """The line that gives torch more threads than the cores of a machine have room for."""
-    at = noted_modes(run).get("threads_at")
-    is_set = program_of(run)[1].get("fewer", "").startswith("torch.set_num_threads(")
-    return StackFrame(at[0], at[1], "<module>", True) if at and is_set else None
+    at, names = noted_modes(run).get("threads_at"), program_of(run)[0]
+    return StackFrame(at[0], at[1], "<module>", True) if at and "own_threads" in names else None
 
 
 def _crowd(
@@ -291,7 +292,8 @@ def _crowd(
         facts["others"] = "threads of the ranks themselves"
         enough = max(cores // num_ranks - num_workers, 1)
         env = run.environment.get("OMP_NUM_THREADS")
-        is_set = place and (env is None or env != str(threads))
+        is_set = bool(place) and (env is None or env != str(threads))
+        names |= {"own_threads"} if is_set and threads > enough else set()
         fewer = f"torch.set_num_threads({enough}) at {place}" if is_set else f"OMP_NUM_THREADS={enough}"
         before = ", which goes before OMP_NUM_THREADS" if is_set and env else ""
         facts["fewer"] = f"{fewer}{before}" if threads > enough else "fewer loader workers (num_workers)"

@@ -1,7 +1,6 @@
 """From findings to causes: what each takes out of the account, with an interval; the largest first."""
 
 import math
-import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
@@ -12,13 +11,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aorta.account.cause import (
-    LEAST,
     MENDED_ERROR,
     MENDED_LESS,
     MENDED_MORE,
-    MOST,
     Cause,
     CauseKind,
+    Limit,
     ratio_interval,
 )
 from aorta.account.judge.alike import is_whole_trace
@@ -52,12 +50,18 @@ from aorta.why.causes.losses.outside import outside_cause
 from aorta.why.causes.losses.program_code import calls_of_spans
 from aorta.why.causes.losses.slow_steps import slow_of_all_steps
 from aorta.why.causes.losses.waiting import OF_ITS_RANK, PART_KINDS, left_out, loading_left_out
-from aorta.why.causes.program import program_of, settings_text, stack_of, without_in_force, workers_of
+from aorta.why.causes.program import (
+    NOTHING_LEFT,
+    program_of,
+    settings_text,
+    stack_of,
+    without_in_force,
+    workers_of,
+)
 from aorta.why.causes.rules import CauseRule, instead_of, rules
 from aorta.why.causes.source import is_called_anew, made_in, pieces_of_run, source_of
 from aorta.why.causes.text import (
     FEWEST_STEPS,
-    SETS_THREADS,
     fact_texts,
     filled,
     in_line,
@@ -117,12 +121,11 @@ other threads that lack cores, longer batches, or data that the model gathers fo
 TRACE_FOLDER = "torch_profiler"
 """Of a run's traces."""
 OR_WORKERS = "; or let workers of a DataLoader do it beforehand"
-IN_FORCE = re.compile(r"in force($|:)")
-"""In a remedy of which the best part is set already."""
 LEAST_OF_HOST = 0.05
 """Of a step, by which work of the device must shorten it that is large enough without regard to the host."""
 LEFT_IN_FORCE = 0.25
-"""Of the step, that a loss must be for what is left of such a remedy, which changes what is trained."""
+"""Of the step, that a loss must be for what is left of a remedy whose best part is set, since that changes
+what is trained."""
 Named = tuple[Cause, dict[str, float]]
 """A cause, and what it takes of each cell."""
 
@@ -178,6 +181,7 @@ def found_causes(judged: Run, path: str = "RUN") -> Causes:
     named: list[Named] = []
     cannot_tell: list[str] = []
     no_loss: list[str] = []
+    leaves_cores = False
     told: list[dict[str, float]] = []
     exposures = Exposures(looked)
     rare = slow_of_all_steps(judged, account.global_step)
@@ -202,6 +206,7 @@ def found_causes(judged: Run, path: str = "RUN") -> Causes:
             cannot_tell.append(please_report(f"what {cause.subject} costs", wrong))
         elif instead:
             no_loss.append(instead)
+            leaves_cores = leaves_cores or finding.facts.get("op") == "threads"
             told.append(taken)
         elif cause is not None:
             rows = rows_text(taken, account)
@@ -240,6 +245,7 @@ def found_causes(judged: Run, path: str = "RUN") -> Causes:
         dict(sorted(left.items(), key=lambda entry: -entry[1])),
         [*cannot_tell, *more],
         no_loss,
+        leaves_cores,
     )
 
 
@@ -262,8 +268,8 @@ def _of_no_usual_step(cause: Cause, finding: CauseFinding, judged: Run, account:
     if finding.facts.get("op") == "threads" and line is not None and not finding.facts["is_alone"]:
         facts = finding.facts
         return (
-            f"{SETS_THREADS}, in {line.text}: {facts['threads']} in each process, of"
-            f" {facts['whole_cores']} cores. Where nothing else is to have them, {facts['enough']}"
+            f"The program sets torch's threads itself, in {line.text}: {facts['threads']} in each process,"
+            f" of {facts['whole_cores']} cores. Where nothing else is to have them, {facts['enough']}"
             f" threads {facts['saves']} {quantity(cause.ms, 'ms')} of a step."
         )
     if sends_own_data(calls := waiting_calls(finding, judged), judged):
@@ -448,8 +454,7 @@ def _is_of_dealing(larger: Cause, cause: Cause) -> bool:
 
 def _need_the_same_cores(*both: Cause) -> bool:
     """Whether cores that idle would be threads' of torch for one, and a loader's workers' for the other."""
-    told = " ".join(one.change for one in both if one.kind in ("compute", "data_loading"))
-    return "torch.set_num_threads(" in told and "num_workers=" in told
+    return {one.origin for one in both} == {"threads", "workers"}
 
 
 def _is_late_by(one: Named, other: Named) -> bool:
@@ -775,7 +780,8 @@ def cause_of(
         and (change.rare is None or change.rare == value.is_rare)
         and filled(change.set, facts)
     )
-    if IN_FORCE.search(told := without_in_force(filled(change.set, facts), stack)) and share < LEFT_IN_FORCE:
+    told = without_in_force(filled(change.set, facts), stack)
+    if (change.is_left or told == NOTHING_LEFT) and share < LEFT_IN_FORCE:
         return None
     told += f": at {made}" if made not in told else ""
     more = MENDED_MORE if finding.kind in BY_IDLE_TIME and judged.source != "host" else MENDED_ERROR
@@ -801,12 +807,14 @@ def cause_of(
     if interval and finding.kind == "synchronisation" and sampled is not None and sampled.num_samples:
         # Or as long as the thread was seen in their line, where a device idles behind waits for it.
         interval = min(interval[0], value.ms * sampled.ms / finding.mean_ms), interval[1]
+    limit: Limit | None = None
     if finding.facts.get("is_least"):
-        interval, why_no_interval = None, f"{LEAST}: what new memory costs is not known"
+        limit, not_known = "at least", "what new memory costs"
     if finding.facts.get("is_most"):
         what = "how much slower its host is" if finding.kind == "late_rank" else "what the host leaves of it"
-        what = finding.facts.get("not_known", what)
-        interval, why_no_interval = None, f"{MOST}: {what} is not known"
+        limit, not_known = "at most", finding.facts.get("not_known", what)
+    if limit is not None:
+        interval, why_no_interval = None, f"{limit}: {not_known} is not known"
     if line is not None and line.num_samples:
         evidence.append(seen_text(line))
     evidence += filter(None, (grows, waits_text(calls), issued_text(finding, judged)))
@@ -821,13 +829,14 @@ def cause_of(
         ms=value.ms,
         interval_ms=interval,
         why_no_interval=why_no_interval,
+        limit=limit,
         bound_ms=None if interval is None else max(account.own_step_ms - interval[1], 0.0),
         share=share,
         evidence=tuple(evidence),
         change=settings.removesuffix("; ") if is_blocked else settings + told,
         check=filled(rule.check, facts) or rule.check,
         source=finding.source,
-        origin=change.origin or change.op or "",
+        origin=change.of or change.origin or change.op or "",
         line=line,
         rank=rank,
         is_of_trace=is_of_trace,

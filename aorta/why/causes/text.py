@@ -42,7 +42,6 @@ WORTH_NOTING = 0.02
 """Part of the step, from which on what no cause explains is said."""
 LEAST_NAMED = 0.005
 NOTHING = "Nothing worth changing: no single loss is large enough to name."
-SETS_THREADS = "The program sets torch's threads itself"
 MOST_NAMED = 3
 MOST_SITES = 6
 WIDTH = 100
@@ -229,10 +228,9 @@ def nothing_text(dataset: Dataset, causes: Causes) -> str:
     is_large_phase = phase is not None and phase.share >= LARGE_LOSS
     through_memory = _through_memory_text(dataset, account)
     are_few = account.step_ms.shape[1] < FEWEST_STEPS and dataset.source not in TRACE_SOURCES
-    has_cores = any(text.startswith(SETS_THREADS) for text in causes.no_loss)
     is_nothing = (
         account.is_measured
-        and not has_cores
+        and not causes.leaves_cores
         and not are_few
         and not (causes.cannot_tell or is_large or is_lossy or is_large_phase or through_memory)
     )

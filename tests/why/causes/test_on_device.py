@@ -1373,11 +1373,11 @@ def test_a_rank_that_is_late_by_what_is_named_already_is_told_there(larger, take
 
 
 @pytest.mark.parametrize(("loading", "num"), [
-    ("num_workers=0 at train.py:9: set num_workers=3", 1), ("make whole batches at once", 2),
+    pytest.param("workers", 1, id="more-workers"), pytest.param("", 2, id="whole-batches"),
 ])  # fmt: skip
 def test_cores_that_idle_are_given_to_threads_or_to_workers(loading, num):
-    threads = {"kind": "compute", "subject": "cores that idle", "change": "torch.set_num_threads(4), or more"}
-    loads = {"kind": "data_loading", "subject": "data loading", "change": loading}
+    threads = {"kind": "compute", "subject": "cores that idle", "origin": "threads"}
+    loads = {"kind": "data_loading", "subject": "data loading", "origin": loading}
     for first, second in ((loads, threads), (threads, loads)):
         told = _once([(cause, {}) for cause in two_causes(first, second)])
         assert len(told) == num

@@ -35,6 +35,11 @@ class RuleChange(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Only where the cause's line of the program is in a library's function of this pattern: '* of torch'."""
     rare: bool | None = None
     """Only where the loss is in few steps, or in all."""
+    of: str = ""
+    """What its cause's origin is then: workers (more of a loader's); '' where that is the origin or operation
+    above."""
+    is_left: bool = False
+    """The best part of it is set already: what is left is told of larger losses alone."""
 
 
 class CauseRule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
