@@ -91,7 +91,7 @@ def count_of(
             watched.needless.returned(given, taken)
             outputs = [leaf for leaf in given if leaf.requires_grad]
             again.is_backward = watched.is_backward = True
-            forward = watched.flops, watched.num_bytes - watched.needless.bytes_left_out
+            forward = watched.flops, watched.num_bytes
             if outputs:
                 torch.autograd.backward([output.real.float().sum() for output in outputs])
             elif needs_gradient:
@@ -103,9 +103,8 @@ def count_of(
             handle.remove()
         by_line.ended()
     flops = watched.flops - again.flops.total()
-    num_bytes = watched.num_bytes - needless.bytes_left_out
     of_wide = watched.fp64, watched.fp32
-    of_bytes = num_bytes, again.num_bytes
+    of_bytes = watched.num_bytes, again.num_bytes
     operators = watched.num_operators, again.num_operators
     return Count(flops, by_line, again.flops, *of_wide, *of_bytes, needless, forward, operators)
 
@@ -211,7 +210,7 @@ class _Watched(TorchDispatchMode):
         """By id, sums, and answers to whether all of a mask holds, or its sum is a number. The model is told
         that it does not: a mask that fills no row up is left out, and FLOPs stay the same."""
         self.is_backward = False
-        self.flops = self.num_bytes = self.num_operators = 0
+        self.flops = self._moved_bytes = self.num_operators = 0
         self._results = _Results()
         self.num_off = 0
         """Contexts without autocast that the model is in."""
@@ -255,7 +254,7 @@ class _Watched(TorchDispatchMode):
             self.flops += flops
         elif not _is_view(func):
             num_bytes = sum(tensor.numel() * tensor.element_size() for tensor in (*given, *made))
-            self.num_bytes += num_bytes
+            self._moved_bytes += num_bytes
         self.num_operators += bool(flops or num_bytes)
         dtype = getattr(args[0], "dtype", None) if flops else None
         is_off = self.num_off > 0 and not self.is_backward  # of what is computed again it is off, too
@@ -270,6 +269,11 @@ class _Watched(TorchDispatchMode):
             part_masked = self.needless.part_masked(name, given, result)
             self._by_line.see(func, given, made, (flops, num_bytes), part_masked)
         return result
+
+    @property
+    def num_bytes(self) -> int:
+        """Of operators without FLOPs; of scores none that a fused kernel keeps to itself."""
+        return self._moved_bytes - self.needless.bytes_left_out
 
     def _nonzero(self, mask: torch.Tensor) -> torch.Tensor:
         """Of a mask over the choices of tokens: those of one expert; over the experts: all of them."""

@@ -100,13 +100,12 @@ def test_a_decoder(checkpointed):
 
 
 def test_operators_that_checkpoints_call_again():
-    """As many more as a step has with them: a block's own, forward."""
-    plain, checkpointed = (
-        count_of(copy_without_data(Decoder(is_on)), (IDS.to("meta"),), {}).operators
-        for is_on in (False, True)
-    )
-    assert plain[1] == 0
+    """As many more as a step has with them, and bytes: a block's own, forward; of fused attention no scores."""
+    counts = [count_of(copy_without_data(Decoder(is_on)), (IDS.to("meta"),), {}) for is_on in (False, True)]
+    plain, checkpointed = (one.operators for one in counts)
+    assert plain[1] == counts[0].again_bytes == 0
     assert checkpointed[0] - checkpointed[1] == plain[0]
+    assert counts[1].num_bytes - counts[1].again_bytes == counts[0].num_bytes
     model = Decoder(True)
     work = worked(model, torch.optim.SGD(model.parameters(), 0.1), lambda: model(IDS))
     assert work.again_launched == checkpointed[1] / checkpointed[0] > 0.1

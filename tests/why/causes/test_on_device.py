@@ -941,11 +941,6 @@ def test_products_in_two_bytes_on_a_cpu_without_instructions_for_them(precision,
     assert [one.mean_ms for one in findings] == [pytest.approx(ms) for ms in found]
 
 
-def attention_again(of_lines):
-    line = msgspec.structs.replace(MOVES, bytes=of_lines, forward_bytes=1.0, handed_bytes=0.0)
-    return WorkOfStep(flops=4e9, again=1e9, bytes=10.0, again_bytes=8.0, lines=[line])
-
-
 @pytest.mark.parametrize(
     ("work", "peak", "found"),
     [
@@ -954,9 +949,6 @@ def attention_again(of_lines):
         (WorkOfStep(flops=4e9, again=1e9, again_at=LINE), None, []),
         # The products, 20 ms, by FLOPs, and what is left of the 24 by bytes.
         (WorkOfStep(flops=4e9, again=1e9, bytes=10.0, again_bytes=5.0), 20 << 30, [("again", 7.0)]),
-        # 8 of 20 bytes of lines, with those that a fused kernel keeps to itself; never less than the step's.
-        (attention_again(of_lines=20.0), 20 << 30, [("again", 6.6)]),
-        (attention_again(of_lines=5.0), 20 << 30, [("again", 8.2)]),
         (WorkOfStep(flops=4e9, unread=2e9, unread_at=LINE), None, [("unread", 12.0)]),
         (WorkOfStep(flops=4e9, unread=1e8, unread_at=LINE), None, []),  # too little to name
         # Of the 4 ms that are no products, and of both.

@@ -449,8 +449,6 @@ def _counted(judged: Run, account: Account, work: WorkOfStep) -> Iterator[CauseF
             and (used is None or used.peak_bytes >= SPARE * used.limit_bytes)
         ):
             continue
-        if op == "again":  # scores that a fused kernel keeps to itself are in these and lines' bytes alone
-            num_bytes *= work.bytes / max(work.bytes, sum(row.bytes for row in work.lines), 1.0)
         lost_ms = part_ms(flops, part * work.bytes if op in WITH_BYTES else min(num_bytes, work.bytes))
         if not lost_ms.any():
             continue
