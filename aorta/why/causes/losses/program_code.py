@@ -192,12 +192,12 @@ def program_code(
         ms, num_samples = common_ms(samples, rows, account, steps)
         ms = ms * _not_waiting(samples, rows, waited)
         if ms.mean() >= LEAST * account.mean_step_ms:
-            found.append((group, rows, ms, num_samples))
+            found.append((group, is_loop, rows, ms, num_samples))
     waits = {line for line, (num, _) in waited.items() if num >= MANY_WAITS}
     # On a busy CPU, of what is the ranks' own time, as these samples are.
     least = LARGE * (1.0 if account.on_device else 1 - account.share("core_taken"))
-    largest = sorted(found, key=lambda entry: -entry[2].mean())[:MOST_GROUPS]
-    for place, (group, rows, ms, num_samples) in enumerate(largest):
+    largest = sorted(found, key=lambda entry: -entry[3].mean())[:MOST_GROUPS]
+    for place, (group, is_loop, rows, ms, num_samples) in enumerate(largest):
         paths = _paths(samples, rows)
         facts = {"what": OWN, "op": "" if _is_no_loss(paths) or not group[2] else "loop"}
         facts |= {"part_ms": float(ms.mean()), "origin": _libraries(paths), "group": (group, tuple(loops))}
@@ -223,7 +223,7 @@ def program_code(
                 ]
                 ms, num_samples = common_ms(samples, of_lines, account, steps)
                 ms = np.maximum(ms - account.mean_ms("synchronisation"), 0.0)
-        if kind != "copy" and (Path(group[0]).name, group[2]) in in_both:
+        if is_loop and kind != "copy":
             continue
         is_small = ms.mean() < least * account.mean_step_ms or _may_be_chance(samples, rows, least / 2)
         if kind == "program_code" and is_small:
