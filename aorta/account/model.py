@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aorta.account.cause import Cause
-from aorta.records.schema import CallSites, RunRecord, StepRecord
+from aorta.records.schema import NOTHING_NOTED, CallSites, RunRecord, StepRecord
 from aorta.records.stacks import Stacks
 from aorta.records.table import StepTable
 from aorta.timeline.types import Source
@@ -253,6 +253,11 @@ class Run(msgspec.Struct, frozen=True):
 
     def __post_init__(self) -> None:
         msgspec.structs.force_setattr(self, "_results", {})  # a changed copy has results of its own
+
+    @property
+    def noted(self) -> RunRecord:
+        """run.json; of a run without, one in which nothing is noted."""
+        return self.record or NOTHING_NOTED
 
     @property
     def num_steps(self) -> int:

@@ -327,7 +327,7 @@ def _tile(heading: str, text: str, word: str, beside: str) -> Markup:
 
 def _beside(dataset: Dataset, name: str) -> str:
     if name == "mfu":
-        peak = dataset.first.record.peak_flops if dataset.first.record is not None else None
+        peak = dataset.first.noted.peak_flops
         return "" if peak is None else f"of {number(peak.flops_per_s / 1e12)} TFLOP/s {peak.precision}"
     return f"{number(_median(statistic_beside_step(dataset, 'tokens_per_s')))} in all"
 

@@ -171,9 +171,7 @@ def _title(dataset: Dataset) -> str:
 
 def precision(judged: Run) -> str:
     """'bf16', or '' if run.json does not tell it."""
-    record = judged.record
-    config = (record.config if record else None) or {}
-    training = config.get("training")
+    training = (judged.noted.config or {}).get("training")
     value = training.get("precision") if isinstance(training, dict) else None
     return value if isinstance(value, str) else ""
 
@@ -291,7 +289,7 @@ def statistic_beside_step(dataset: Dataset, metric: str) -> Statistic | None:
 
 def _memory_limit_text(dataset: Dataset) -> str:
     """'of 140 GiB', or '' if the devices' memory is not known."""
-    limit = memory_limit_bytes(dataset.first.record)
+    limit = memory_limit_bytes(dataset.first.noted)
     return "" if limit is None else f"of {quantity(limit, 'bytes')}"
 
 
@@ -615,8 +613,7 @@ def device_text(judged: Run) -> str:
 
 def device_names(judged: Run) -> str:
     """Names of the devices, each once; '' if run.json does not tell them."""
-    record = judged.record
-    names = dict.fromkeys(str(row["name"]) for row in (record.devices if record else ()) if row.get("name"))
+    names = dict.fromkeys(str(row["name"]) for row in judged.noted.devices if row.get("name"))
     return " / ".join(names)
 
 

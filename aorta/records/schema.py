@@ -681,3 +681,10 @@ class RunRecord(msgspec.Struct, kw_only=True):
     variables: dict[str, str] | None = None
     """Environment variables of the user: switches, short numbers, a mark (#3fa1) of other values. None: of an
     earlier version, which noted none."""
+
+
+NOTHING_NOTED = RunRecord(
+    started_unix_ns=0, world_size=1, command=[], config=None, model=None, layout=None, versions={},
+    devices=[], environment={}, clock_anchors=[], coverage={}, placement=None,
+)  # fmt: skip
+"""What is known of a run without run.json, such as a trace."""

@@ -100,7 +100,7 @@ def test_a_decoder(checkpointed):
 
 
 def test_operators_that_checkpoints_call_again():
-    """As many more as a step has with them, and bytes: a block's own, forward; of fused attention no scores."""
+    """As many more as a step has with them, and bytes: a block's own, forward, without fused scores."""
     counts = [count_of(copy_without_data(Decoder(is_on)), (IDS.to("meta"),), {}) for is_on in (False, True)]
     plain, checkpointed = (one.operators for one in counts)
     assert plain[1] == counts[0].again_bytes == 0

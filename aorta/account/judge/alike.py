@@ -109,10 +109,11 @@ def setting_differences(reference: Dataset, candidate: Dataset) -> Iterator[Sett
         yield SettingDifference("run", "ranks", *(str(len(side.ranks)) for side in sides))
     if reference.source != candidate.source:
         yield SettingDifference("run", "source", reference.source, candidate.source)
-    if sides[0].record is None or sides[1].record is None:
+    records = [side.record for side in sides if side.record is not None]
+    if len(records) < 2:
         return
-    described = [_settings(side.record) for side in sides if side.record is not None]
-    if sides[0].record.variables is None or sides[1].record.variables is None:
+    described = [*map(_settings, records)]
+    if any(record.variables is None for record in records):
         for settings in described:
             settings["variables"] = {}
     for group in described[0]:
@@ -124,7 +125,7 @@ def setting_differences(reference: Dataset, candidate: Dataset) -> Iterator[Sett
 
 def programs(reference: Dataset, candidate: Dataset) -> tuple[str, str] | None:
     """Names of the scripts of both sides, where these are two; None where they are one, or not known."""
-    names = [program_of(side.first.record) for side in (reference, candidate)]
+    names = [program_of(side.first.noted) for side in (reference, candidate)]
     return None if None in names or names[0] == names[1] else (str(names[0]), str(names[1]))
 
 
@@ -136,29 +137,29 @@ def others_than(baseline: Dataset, candidate: Dataset) -> str:
     if names is not None:
         return f"another program than the baseline's: {names[1]}, not {names[0]}"
     runs = [side.first for side in (baseline, candidate)]
-    sizes = [parameter_bytes(run.record) for run in runs]
+    sizes = [parameter_bytes(run.noted) for run in runs]
     if all(sizes) and abs(sizes[1] / sizes[0] - 1) > UNLIKE_SIZE:
         r, c = (f"{size / 1e6:.4g} MB" for size in sizes)
         return f"another model than the baseline's: {c} of parameters, not {r}"
     ranks = [len(run.ranks) for run in runs]
     if ranks[0] != ranks[1]:
         return f"other ranks than the baseline's: {ranks[1]}, not {ranks[0]}"
-    devices = ["" if run.record is None else devices_text(run.record.devices) for run in runs]
+    devices = [devices_text(run.noted.devices) for run in runs]
     if all(devices) and devices[0] != devices[1]:
         return f"other devices than the baseline's: {devices[1]}, not {devices[0]}"
     return ""
 
 
-def parameter_bytes(run: RunRecord | None) -> int:
+def parameter_bytes(run: RunRecord) -> int:
     """Of all optimizers; 0 where they are not known."""
-    optimizers = (run.program or {}).get("optimizers") if run is not None else None
-    return sum(int(one.get("parameter_bytes") or 0) for one in optimizers or [])
+    optimizers = (run.program or {}).get("optimizers") or []
+    return sum(int(one.get("parameter_bytes") or 0) for one in optimizers)
 
 
-def program_of(run: RunRecord | None) -> str | None:
+def program_of(run: RunRecord) -> str | None:
     """The first word of the command that is a program: the script, or the module behind -m. None of aorta's
     own training, and where it is not known."""
-    if run is None or run.config is not None or not run.command:
+    if run.config is not None or not run.command:
         return None
     words = run.command
     if words[0] == "-m" and len(words) > 1:
@@ -255,9 +256,8 @@ def _tokens_of_gpu(side: Dataset) -> float | None:
 
 def _work_of_layout(side: Dataset) -> int | None:
     """Tokens of a rank's step as run.json's layout gives them."""
-    run = side.first.record
-    layout = run.layout if run is not None else None
-    sizes = [(layout or {}).get(key) for key in ("mbs", "seq", "grad_accum")]
+    layout = side.first.noted.layout or {}
+    sizes = [layout.get(key) for key in ("mbs", "seq", "grad_accum")]
     if any(not isinstance(size, int) for size in sizes):
         return None
     product = 1

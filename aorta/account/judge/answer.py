@@ -55,7 +55,7 @@ def mfu_text(dataset: Dataset) -> str:
     mfu = None if statistic is None else statistic.median
     if mfu is None:
         return ""
-    text = f"MFU: model FLOP/s over {peak_text(dataset.first.record)}"
+    text = f"MFU: model FLOP/s over {peak_text(dataset.first.noted)}"
     if mfu <= 1:
         return text
     return (

@@ -63,7 +63,7 @@ def _warmup_of(run: Run) -> int:
     else:
         num_timed = warmup_steps(step_ms[:, timed])
         num = int(timed[num_timed - 1]) + 1 if num_timed else 0
-    noted = -1 if run.record is None else run.record.coverage.get("noted_step", -1)
+    noted = run.noted.coverage.get("noted_step", -1)
     is_noted = run.global_step[: min(run.num_steps // WARMUP_SHARE, FIRST_STEPS)] == noted
     return max(num, int(is_noted.argmax()) + 1) if is_noted.any() else num
 

@@ -25,10 +25,10 @@ OUTSIDE_WORDS = {
 def outside_of(run: Run) -> dict[str, float]:
     """Wall time of the run, from when aorta was loaded to its end, or that of a rank's last step if it is
     later; of a run that was not restarted. Of traces the time that they cover."""
-    record = run.record
+    record = run.noted
     if run.source in TRACE_SOURCES and run.num_steps:
         return _outside_of_trace(run)
-    if record is None or record.finished_unix_ns is None or len(record.attempts) > 1:
+    if record.finished_unix_ns is None or len(record.attempts) > 1:
         return {}
     if not run.num_steps:
         return {}
@@ -78,7 +78,7 @@ def _gaps_of_ranks(run: Run) -> Floats:
         return np.zeros((0, run.num_judged))
     starts = run.start_unix_ns[:, run.judged_steps] / 1e6
     gaps = starts[:, 1:] - starts[:, :-1] - run.values("step_ms")[:, :-1]
-    begins = np.sort([one.started_unix_ns / 1e6 for one in (run.record.attempts if run.record else ())])
+    begins = np.sort([one.started_unix_ns / 1e6 for one in run.noted.attempts])
     attempt = np.searchsorted(begins, starts[0], side="right")
     is_next = (np.diff(run.global_step[run.judged_steps]) == 1) & (np.diff(attempt) == 0)
     # A host that is ahead begins its next step before the device ends one, where steps go on by the host's

@@ -36,7 +36,7 @@ class Instrument(NamedTuple):
 
 def instrument_of(judged: Run, looked: Run) -> Instrument:
     """Recording makes a step longer; what runs in every step is known of those that were left out."""
-    overhead = None if looked.record is None else looked.record.overhead
+    overhead = looked.noted.overhead
     if overhead is not None and looked.left_out[looked.judged_steps].all():
         ms = overhead.always_on_ms
         if ms is None:  # of a version that tells the share alone
@@ -62,7 +62,7 @@ def overhead_texts(dataset: Dataset) -> list[str]:
     """A sentence for each run that measured what aorta cost it."""
     found = []
     for judged in dataset.runs:
-        overhead = None if judged.record is None else judged.record.overhead
+        overhead = judged.noted.overhead
         if overhead is not None and overhead.cost is not None and overhead.interval is not None:
             of_run = "this run" if len(dataset.runs) == 1 else judged.label
             ms, most_ms, num = slower_launches(judged)
@@ -131,12 +131,11 @@ def slower_launches(judged: Run) -> tuple[float, float, float]:
     """
     counts = [judged.mean_of(of_operation(COUNT, name)) for name in operations(judged.metrics, COUNT)]
     idle_ms = judged.mean_of("idle_ms")
-    is_rocm = judged.record is not None and judged.record.versions.get("hip")  # which has no CUPTI
+    is_rocm = judged.noted.versions.get("hip")  # which has no CUPTI
     if judged.source != "kernels" or not counts or idle_ms is None or is_rocm:
         return 0.0, 0.0, 0.0
     num = sum(count or 0.0 for count in counts) - (judged.mean_of(GRAPH_NODES) or 0.0)
-    coverage = {} if judged.record is None else judged.record.coverage
-    burst_us = (coverage.get("kernel_records") or {}).get("tracer_launch_us")
+    burst_us = (judged.noted.coverage.get("kernel_records") or {}).get("tracer_launch_us")
     ms = num * (LAUNCH_US if burst_us is None else IN_PROGRAM * burst_us) / 1e3
     return min(ms, idle_ms), min(2 * ms, idle_ms), num
 

@@ -97,8 +97,7 @@ def largest_text(judged: Run) -> str:
 
 def evaluation_text(judged: Run) -> str:
     """'Evaluations took 0.5 s in no step, 6 times, most of it in test(), a.py:15.' '' of short ones."""
-    record = judged.record
-    seen = {} if record is None else record.coverage.get("evaluations") or {}
+    seen = judged.noted.coverage.get("evaluations") or {}
     if not seen or not seen["s"] >= WORTH_SAYING * 1e-3 * judged.values("step_ms").mean(axis=0).sum():
         return ""
     line = line_of_evaluation(judged)

@@ -197,8 +197,7 @@ def comparison_notes(
     for side in (reference, candidate):
         if side.source == "projected":
             yield f"{side.label}: a projection has no noise: the intervals come from the other side alone"
-    records = [side.first.record for side in (reference, candidate)]
-    devices = {devices_text(record.devices) for record in records if record is not None}
+    devices = {devices_text(side.first.noted.devices) for side in (reference, candidate)}
     if len(devices - {""}) > 1:
         yield (
             "the devices differ, and with them libraries, drivers and clocks: what part each has in the"

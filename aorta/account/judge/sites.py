@@ -102,6 +102,6 @@ def _of_group(group: tuple[tuple[str, ...], list[SiteRow]]) -> tuple[float, str]
 def gathers_parameters(judged: Run) -> bool:
     """Unless the program is known to have no units, and nothing reduces what units would: it gathers
     activations then, which are there no sooner."""
-    program = None if judged.record is None else judged.record.program
+    program = judged.noted.program
     has_units = not program or bool(program.get("units"))
     return has_units or "exposed_ms.reduce_scatter" in judged.metrics

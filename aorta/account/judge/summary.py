@@ -128,7 +128,7 @@ def _run_summary(run: Run) -> dict[str, Any]:
         "host_bound_steps": host_bound_steps(run),
         "collectives": run.collective_rows,
         "not_measured": missing(run),
-        "attempts": [] if run.record is None else run.record.attempts,
+        "attempts": run.noted.attempts,
         "goodput": run.goodput,
         "story": run.story,
         "notes": run.notes,

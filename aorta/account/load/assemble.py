@@ -31,7 +31,7 @@ from aorta.account.metrics import METRICS
 from aorta.account.model import Run
 from aorta.account.rows import row_blocks
 from aorta.errors import ReportError
-from aorta.records.schema import RunRecord, StepRecord
+from aorta.records.schema import NOTHING_NOTED, RunRecord, StepRecord
 from aorta.records.table import StepTable
 from aorta.timeline.matching import RankCalls
 from aorta.timeline.types import OWN_SOURCES, Source
@@ -160,7 +160,7 @@ def _one_source(files: RunFiles, arrays: RunArrays, source: Source) -> Run | Non
     is_own = source in OWN_SOURCES
     steps = _common_steps(per_rank, notes)
     if is_own:
-        steps = _undisturbed(steps, files.run, notes)
+        steps = _undisturbed(steps, files.run or NOTHING_NOTED, notes)
     if len(steps) == 0:
         return None
     metrics, host_parts, integers, host_bound = arrays.numbers(source, len(ranks), steps)
@@ -183,7 +183,7 @@ def _one_source(files: RunFiles, arrays: RunArrays, source: Source) -> Run | Non
     for of_rank in per_rank:
         for name, reason in of_rank.not_measured.items():
             not_measured.setdefault(name, reason)
-    add_measures(metrics, collectives_kept, files.run, not_measured)
+    add_measures(metrics, collectives_kept, files.run or NOTHING_NOTED, not_measured)
     totals = files.totals or totals_of_ranks(ranks, metrics, num_collectives)
     view = _matched(files, source, per_rank, places)
     matched_ms = None
@@ -264,10 +264,9 @@ def _common_steps(per_rank: list[RankSteps], notes: list[str]) -> NDArray[np.int
     return common
 
 
-def _undisturbed(steps: NDArray[np.int64], run: RunRecord | None, notes: list[str]) -> NDArray[np.int64]:
+def _undisturbed(steps: NDArray[np.int64], run: RunRecord, notes: list[str]) -> NDArray[np.int64]:
     """Steps without those in which torch's profiler worked; how many those were is noted."""
-    profiled = [] if run is None else run.coverage.get("profiled_steps", [])
-    unprofiled = steps[~np.isin(steps, profiled)]
+    unprofiled = steps[~np.isin(steps, run.coverage.get("profiled_steps", []))]
     if not 0 < len(unprofiled) < len(steps):
         return steps  # all of them: slow numbers are better than none
     notes.append(f"{len(steps) - len(unprofiled)} steps are left out: torch's profiler worked in them")

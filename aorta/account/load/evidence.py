@@ -69,10 +69,9 @@ class CommEvidence(NamedTuple):
 
 
 def comm_evidence(run: Run) -> CommEvidence:
-    world_size = 1 if run.record is None else run.record.world_size
     comm = run.metrics.get("comm_ms")
     return CommEvidence(
-        num_ranks=max(world_size, len(run.ranks)),
+        num_ranks=max(run.noted.world_size, len(run.ranks)),
         is_found=bool(run.num_collectives.any() or (comm is not None and np.nansum(comm) > 0)),
         possible_ms=run.possible_comm_ms,
         has_rules=run.source not in OWN_SOURCES,

@@ -43,7 +43,7 @@ MAY_SHARE = "ranks may work on the same samples: no DDP or fully_shard was seen,
 
 
 def add_measures(
-    metrics: Arrays, collectives_kept: NDArray[np.bool_], run: RunRecord | None, not_measured: dict[str, str]
+    metrics: Arrays, collectives_kept: NDArray[np.bool_], run: RunRecord, not_measured: dict[str, str]
 ) -> None:
     """Completes the metrics by what a step without an operation has of it, by shares of the step and by
     MEASURES; not_measured by reasons why any of them is null. collectives_kept: [rank, step]."""
@@ -57,27 +57,26 @@ def add_measures(
         metrics.derive(name, _zero_if_absent, name, THROTTLED)
     total = metrics.pop("tokens", unknown).sum(axis=0) * distinct_share(run)
     num_distinct = num_ranks * distinct_share(run) if num_ranks == 1 or _shows_replicas(run) else np.nan
-    if run is not None and run.tokens_per_step and not np.isfinite(total).any():
+    if run.tokens_per_step and not np.isfinite(total).any():
         total = np.full(total.shape, run.tokens_per_step * num_distinct)
         not_measured |= {"tokens": MAY_SHARE} if np.isnan(num_distinct) else {}
-    if run is not None and run.samples_per_step:
+    if run.samples_per_step:
         samples = run.samples_per_step * num_distinct
         not_measured |= {"samples_per_s": MAY_SHARE} if np.isnan(num_distinct) else {}
         metrics.derive("samples_per_s", lambda ms: _per_s(np.full(ms.shape, samples), ms), "step_ms")
     metrics[WORK] = np.broadcast_to(total, metrics.shape)
     metrics.derive("tokens_per_s", lambda step_ms: _per_s(total, step_ms), "step_ms")
     metrics.derive("tokens_per_s_per_gpu", lambda per_s: per_s / num_ranks, "tokens_per_s")
-    flops_per_token = (run.flops_per_token if run is not None else None) or np.nan
+    flops_per_token = run.flops_per_token or np.nan
     metrics.derive(
         "model_tflops_per_gpu", lambda per_s: per_s * flops_per_token / 1e12, "tokens_per_s_per_gpu"
     )
-    flops_per_step = (run.flops_per_step if run is not None else None) or np.nan
+    flops_per_step = run.flops_per_step or np.nan
     if not np.isfinite(flops_per_token) and np.isfinite(flops_per_step):
         metrics.derive(
             "model_tflops_per_gpu", lambda ms: _per_s(np.full(ms.shape, flops_per_step / 1e12), ms), "step_ms"
         )
-    peak = run.peak_flops if run is not None else None
-    peak_flops_per_s = peak.flops_per_s if peak is not None else np.nan
+    peak_flops_per_s = np.nan if run.peak_flops is None else run.peak_flops.flops_per_s
     metrics.derive("mfu", lambda tflops: tflops * 1e12 / peak_flops_per_s, "model_tflops_per_gpu")
     for name in (*MEMORY, *TELEMETRY, THROTTLED):
         if name not in metrics:
@@ -123,47 +122,42 @@ def _sum_of_products(left: Floats, right: Floats) -> Floats:
     return total
 
 
-def distinct_share(run: RunRecord | None) -> float:
+def distinct_share(run: RunRecord) -> float:
     """Part of all ranks' tokens that are different ones: 1 / tp, by the layout; 1 where it is not known."""
-    layout = run.layout if run is not None else None
-    sizes = [(layout or {}).get(key) for key in ("dp", "world")]
+    sizes = [(run.layout or {}).get(key) for key in ("dp", "world")]
     num_replicas, world = (float(size) if _is_count(size) else 0.0 for size in sizes)
     return num_replicas / world if 0 < num_replicas <= world else 1.0
 
 
-def _shows_replicas(run: RunRecord | None) -> bool:
+def _shows_replicas(run: RunRecord) -> bool:
     """Whether it is known which ranks work on the same samples: by the layout, or by wrappers that give each
     rank its own. Ranks that communicate without these may share a model."""
-    if run is None:
-        return False
     layout, program = run.layout or {}, run.program or {}
     told = all(_is_count(layout.get(key)) for key in ("dp", "world"))
     return told or any(program.get(name) for name in ("wrappers", "units"))
 
 
-def memory_limit_bytes(run: RunRecord | None) -> float | None:
+def memory_limit_bytes(run: RunRecord) -> float | None:
     """Memory of the smallest device of the run; None where run.json lists no GPU."""
     sizes = [
         float(row["memory_bytes"])
-        for row in (run.devices if run is not None else ())
+        for row in run.devices
         if row.get("kind") in GPU_KINDS and _is_count(row.get("memory_bytes"))
     ]
     return min(sizes, default=None)
 
 
-def peak_text(run: RunRecord | None) -> str:
+def peak_text(run: RunRecord) -> str:
     """'989 TFLOP/s bf16, NVIDIA H200 SXM 141 GB (NVIDIA H200 data sheet, dense rates, 2024-11)'; '' where the
     peak is not known."""
-    peak = run.peak_flops if run is not None else None
+    peak = run.peak_flops
     if peak is None:
         return ""
     return f"{peak.flops_per_s / 1e12:,.0f} TFLOP/s {peak.precision}, {peak.hardware} ({peak.origin})"
 
 
-def _reasons(
-    metrics: Mapping[str, Floats], run: RunRecord | None, not_measured: dict[str, str]
-) -> dict[str, str]:
-    of_run = run.not_measured if run is not None else {}
+def _reasons(metrics: Mapping[str, Floats], run: RunRecord, not_measured: dict[str, str]) -> dict[str, str]:
+    of_run = run.not_measured
     tokens, flops, peak = (
         not_measured.get(name) or of_run.get(name) or NOT_GIVEN[name]
         for name in ("tokens", "flops_per_token", "peak_flops")

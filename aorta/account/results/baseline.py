@@ -164,7 +164,6 @@ def history_line(
 ) -> HistoryLine:
     main = comparison.metrics[comparison.main]
     parts = comparison.decomposition.parts if comparison.decomposition is not None else []
-    run = candidate.first.record
     return HistoryLine(
         unix_ns=time.time_ns(),
         verdict=main.verdict,
@@ -176,7 +175,7 @@ def history_line(
         candidate=main.candidate,
         ratio=main.ratio,
         interval=None if main.interval is None else (main.interval.low, main.interval.high),
-        commit=None if run is None else run.versions.get("program_commit"),
+        commit=candidate.first.noted.versions.get("program_commit"),
         blessed_unix_ns=None if manifest is None else manifest.blessed_unix_ns,
         cells={part.name: round(part.candidate_ms, 6) for part in parts},
     )

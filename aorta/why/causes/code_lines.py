@@ -117,7 +117,7 @@ def line_of(finding: CauseFinding, judged: Run) -> CodeLine | None:
         return _at(at)
     made = "ddp_site" if finding.facts.get("origin") == "bucket" else "units_site"
     if finding.kind == "small_units":
-        if not (made_at := program_of(judged.record)[1].get(made)):
+        if not (made_at := program_of(judged.noted)[1].get(made)):
             return None
         file, _, number = made_at.rpartition(":")
         return _at(StackFrame(file, int(number), UNKNOWN, True))
@@ -221,7 +221,7 @@ def sends_own_data(waits: list[Waits], judged: Run) -> bool:
     """Whether the function that waits reads values several times a step, and gives the device data that no
     loader has: a simulator's or a sampler's may depend on what is read."""
     samples = samples_of_ranks(judged.whole or judged)
-    rows = noted_program(judged.record).get("loaders") or []
+    rows = noted_program(judged.noted).get("loaders") or []
     if not waits or waits[0].call not in READS or any(row.get("num_batches") for row in rows):
         return False
     at, num = waits[0].at, sum(one.num for one in waits if one.call in READS)

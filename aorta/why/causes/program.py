@@ -140,21 +140,21 @@ def blocks_launches(judged: Run) -> bool:
 
 
 def _environment(judged: Run) -> Mapping[str, str]:
-    return getattr(judged.record, "environment", None) or {}
+    return judged.noted.environment
 
 
-def noted_program(run: RunRecord | None) -> Mapping[str, Any]:
+def noted_program(run: RunRecord) -> Mapping[str, Any]:
     """What was read of the program in its process; nothing where nobody watched."""
-    return (run.program if run is not None else None) or {}
+    return run.program or {}
 
 
-def noted_modes(run: RunRecord | None) -> Mapping[str, Any]:
+def noted_modes(run: RunRecord) -> Mapping[str, Any]:
     """Settings of torch and Python in the process, of these; nothing where nobody watched."""
     modes = noted_program(run).get("modes")
     return modes if isinstance(modes, Mapping) else {}
 
 
-def program_of(run: RunRecord | None) -> tuple[frozenset[str], dict[str, str]]:
+def program_of(run: RunRecord) -> tuple[frozenset[str], dict[str, str]]:
     """Names of PROGRAM that hold, libraries that it is known to use, and texts for the sentences of rules.
 
     Nothing where nobody watched.
@@ -168,7 +168,7 @@ def program_of(run: RunRecord | None) -> tuple[frozenset[str], dict[str, str]]:
     wrapper = _largest(program.get("wrappers"), "parameter_bytes")
     if wrapper is not None:
         _ddp(wrapper, names, facts)
-        is_new = SYNCED.match((run and run.versions.get("torch")) or "")
+        is_new = SYNCED.match(run.versions.get("torch") or "")
         facts["buffers_option"] = f"{'forward_sync' if is_new else 'broadcast'}_buffers"
     units = _rows(program.get("units"))
     if units:
@@ -193,30 +193,29 @@ def program_of(run: RunRecord | None) -> tuple[frozenset[str], dict[str, str]]:
         names.add("anomaly")
     if _number(modes, "compiled_frames"):
         names.add("compile")
-    if isinstance(modes, Mapping) and run is not None:
-        _crowd(modes, loader, run, names, facts)
-        names |= {name for name in ("cuda_graphs", "comm_hook") if modes.get(name)}
+    _crowd(modes, loader, run, names, facts)
+    names |= {name for name in ("cuda_graphs", "comm_hook") if modes.get(name)}
     return frozenset(names), facts
 
 
-def num_units(run: RunRecord | None) -> int:
+def num_units(run: RunRecord) -> int:
     """Of FSDP, that the program has made; 0 where nobody watched."""
     return int(sum(_number(row, "times") for row in _rows(noted_program(run).get("units"))))
 
 
-def is_one_unit(run: RunRecord | None) -> bool:
+def is_one_unit(run: RunRecord) -> bool:
     """Whether the program has made a single unit of FSDP, of all of a large model."""
     rows = _rows(noted_program(run).get("units"))
     return num_units(run) == 1 and any(_number(row, "parameter_bytes") >= UNIT_BYTES for row in rows)
 
 
-def num_parameters(run: RunRecord | None) -> int:
+def num_parameters(run: RunRecord) -> int:
     """Tensors that the optimizer with most of them updates; 0 where nobody watched."""
     row = _largest(noted_program(run).get("optimizers"), "num_parameters")
     return 0 if row is None else int(_number(row, "num_parameters"))
 
 
-def parameter_dtype(run: RunRecord | None) -> str | None:
+def parameter_dtype(run: RunRecord) -> str | None:
     """The widest of FLOATS that at least WIDE_PART of the bytes of some optimizer's, replica's or unit's
     parameters have; None where nobody watched."""
     program = noted_program(run)
@@ -229,15 +228,13 @@ def parameter_dtype(run: RunRecord | None) -> str | None:
     return max(found, key=lambda dtype: FLOATS[dtype], default=None)
 
 
-def bytes_of_optimizers(run: RunRecord | None) -> float:
+def bytes_of_optimizers(run: RunRecord) -> float:
     """Of the parameters that all of them update; 0 where nobody watched."""
     rows = _rows(noted_program(run).get("optimizers"))
     return sum(_number(row, "parameter_bytes") for row in rows)
 
 
-def workers_of(
-    run: RunRecord | None, core_taken: float, waited_ms: float
-) -> tuple[frozenset[str], dict[str, str]]:
+def workers_of(run: RunRecord, core_taken: float, waited_ms: float) -> tuple[frozenset[str], dict[str, str]]:
     """What is to be said of more workers: names of PROGRAM that hold, and how many have cores beside the one
     of each rank that trains. MOST_WORKERS where nobody counted the cores.
 
@@ -246,7 +243,7 @@ def workers_of(
     names = {"short_batch"} if 0 < waited_ms < HAND_OVER_MS else set()
     modes = noted_modes(run)
     cores = int(_number(modes, "num_cores"))
-    if not cores or run is None:
+    if not cores:
         return frozenset(names), {"workers": str(MOST_WORKERS)}
     free = cores // _num_local(run, modes) - 1
     if free < 1 or core_taken > CROWDED:
@@ -260,7 +257,7 @@ def _num_local(run: RunRecord, modes: Mapping[str, Any]) -> int:
     return int(_number(modes, "num_local_ranks")) or max(min(run.world_size, devices or run.world_size), 1)
 
 
-def crowded_at(run: RunRecord | None) -> StackFrame | None:
+def crowded_at(run: RunRecord) -> StackFrame | None:
     """The line that gives torch more threads than the cores of a machine have room for."""
     at, names = noted_modes(run).get("threads_at"), program_of(run)[0]
     return StackFrame(at[0], at[1], "<module>", True) if at and "own_threads" in names else None
@@ -397,12 +394,11 @@ STACKS = (*LIBRARIES, "on_device", *PROGRAM)
 
 def stack_of(run: Run) -> frozenset[str]:
     names = {"any"}
-    record = run.record
     modules = _modules(run)
     ops = {name.partition(".")[2] for name in run.metrics if name.startswith("count.")}
     if any(name.startswith(("bucket ", "DistributedDataParallel")) for name in modules):
         names.add("ddp")
-    elif {"all_gather", "reduce_scatter"} <= ops and "fsdp1" not in program_of(record)[0]:
+    elif {"all_gather", "reduce_scatter"} <= ops and "fsdp1" not in program_of(run.noted)[0]:
         names.add("fsdp2")
     if run.source in TRACE_SOURCES and run.host_parts and not _trains(run):
         names.add("inference")
@@ -410,9 +406,9 @@ def stack_of(run: Run) -> frozenset[str]:
         names.add("pipeline")
     if any("expandable_segments:True" in value for value in _environment(run).values()):
         names.add("expandable")
-    if ((record.layout if record is not None else None) or {}).get("compile"):
+    if (run.noted.layout or {}).get("compile"):
         names.add("compile")
-    names |= program_of(record)[0] | told_by_kernels(operations(run.metrics, NAME_TIME))
+    names |= program_of(run.noted)[0] | told_by_kernels(operations(run.metrics, NAME_TIME))
     if run.source == "host":  # there torch takes one tensor at a time unless it is asked for more
         names = names - {"foreach_off"} | {"gloo"}
     else:

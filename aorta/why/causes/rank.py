@@ -726,9 +726,9 @@ def cause_of(
         return None
     if needs_line and not finding.takes and line and is_a_wait(line.calls) and is_device_busy(judged):
         return None  # slow by their lengths alone: the host was ahead, and lets the device catch up
-    facts = fact_texts(finding, judged, account, path) | program_of(judged.record)[1]
+    facts = fact_texts(finding, judged, account, path) | program_of(judged.noted)[1]
     waited_ms = value.each_ms if finding.kind == "data_loading" else 0.0
-    of_workers = workers_of(judged.record, account.share("core_taken"), waited_ms)
+    of_workers = workers_of(judged.noted, account.share("core_taken"), waited_ms)
     stack, facts = stack | of_workers[0], facts | of_workers[1]
     facts |= {"do": "do it", "at_line": "", "counted": "judged" if account.usual is None else "recorded"}
     if line is not None:
@@ -738,7 +738,7 @@ def cause_of(
     if line is not None and (instead := instead_of((line.entry, line.calls), finding.kind, stack)):
         facts |= {"instead": instead.set, "move": f"{instead.set}{facts['at_line']}"}
         facts["or_workers"] = OR_WORKERS if instead.makes and "no_core" not in stack else ""
-    source = source_of(line.file, judged.record) if line is not None and finding.kind in ANEW else None
+    source = source_of(line.file, judged.noted) if line is not None and finding.kind in ANEW else None
     if source is not None and line is not None and is_called_anew(source.tree, line.line, "state_dict"):
         facts["anew"] = "state_dict()"
     facts["in_call"] = IN_NO_CALL

@@ -40,10 +40,10 @@ class Source(NamedTuple):
     text: bytes
 
 
-def source_of(file: str, record: RunRecord | None) -> Source | None:
+def source_of(file: str, record: RunRecord) -> Source | None:
     """None where it is gone, was written since, or is none."""
     try:
-        if record is None or Path(file).stat().st_mtime_ns > record.started_unix_ns:
+        if Path(file).stat().st_mtime_ns > record.started_unix_ns:
             return None
         text = read_regular(file, MOST_BYTES)
         with warnings.catch_warnings(action="ignore"):  # of escapes in the program's texts
@@ -54,14 +54,14 @@ def source_of(file: str, record: RunRecord | None) -> Source | None:
 
 @once_of_run
 def pieces_of_run(judged: Run) -> list[Piece]:
-    files = [*filter(os.path.isabs, [] if judged.record is None else judged.record.command[:1])]
+    files = [*filter(os.path.isabs, judged.noted.command[:1])]
     samples = samples_of_ranks(judged.whole or judged)
     files += [frame.file for one in samples for frame in one.stacks.frames if frame.is_program]
     files += [row.file for row in sites_of(judged) if row.is_program]
-    return pieces_of(files, judged.record)
+    return pieces_of(files, judged.noted)
 
 
-def pieces_of(files: list[str], record: RunRecord | None) -> list[Piece]:
+def pieces_of(files: list[str], record: RunRecord) -> list[Piece]:
     """Of these files, and of those beside them that they import; in their order."""
     found: list[Piece] = []
     paths = [*dict.fromkeys(files)][:MOST_FILES]

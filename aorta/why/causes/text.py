@@ -93,8 +93,7 @@ def title(dataset: Dataset) -> str:
 
 def _stepper(run: Run) -> str:
     """'AdamW ' where a call of this optimizer ends each step: a loop of the program may have several."""
-    at = "" if run.record is None else str(run.record.coverage.get("steps_at", ""))
-    name = re.fullmatch(r"[\w.]*?(\w+)\.step", at)
+    name = re.fullmatch(r"[\w.]*?(\w+)\.step", str(run.noted.coverage.get("steps_at", "")))
     return "" if name is None else f"{name[1]} "
 
 
@@ -177,7 +176,7 @@ def _reason_text(cell: str, dataset: Dataset, account: Account) -> str:
         return f"Its reason is not certain: {few}."
     if cell != "launch" or not num:
         return "Its reason is not certain."
-    compiled = "compile" in program_of(dataset.first.record)[0]
+    compiled = "compile" in program_of(dataset.first.noted)[0]
     remedy = "Larger batches" if compiled else "torch.compile launches less and larger batches"
     return (
         f"The host bounds the step: {num:,.0f} kernels and copies, whose launches alone explain little of it;"
@@ -191,8 +190,8 @@ def _through_memory_text(dataset: Dataset, account: Account) -> str:
     ms = sum(row.time_ms for row in rows)
     if not ms >= LARGE_THROUGH_MEMORY * account.recorded_ms > 0:
         return ""
-    record = dataset.first.record
-    lines = [] if record is None or record.work is None else record.work.lines
+    work = dataset.first.noted.work
+    lines = [] if work is None else work.lines
     parts = [f"{row.name} {number(row.time_ms)}" for row in rows]
     named = [row for row in kernels_by_name(dataset) if kernel_class(row.name) in THROUGH_MEMORY]
     parts += [f"the longest is {row.title}" for row in named[:1]]
@@ -209,7 +208,7 @@ def _through_memory_text(dataset: Dataset, account: Account) -> str:
     if lines:
         most = max(lines, key=lambda line: line.bytes)
         where = f"of the model's lines {most.at.text} moves most, counted on a copy without data"
-    are_joined = "compile" in program_of(record)[0] or 2 * indexed_ms > ms
+    are_joined = "compile" in program_of(dataset.first.noted)[0] or 2 * indexed_ms > ms
     joins = "" if are_joined else "; torch.compile joins those of one function"
     step = "the step" if account.usual is None else f"the {quantity(account.recorded_ms, 'ms')} recorded step"
     return (
@@ -258,7 +257,7 @@ def nothing_text(dataset: Dataset, causes: Causes) -> str:
     if mfu is not None and mfu.median is not None and rate is not None:
         text += (
             f" Roofline: {number(rate.median)} TFLOP/s per GPU, {percent(mfu.median)} of"
-            f" {peak_text(dataset.first.record)}; the rest is in the kernels."
+            f" {peak_text(dataset.first.noted)}; the rest is in the kernels."
         )
     elif account.on_device:
         reasons = dataset.first.not_measured

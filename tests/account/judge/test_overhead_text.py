@@ -19,7 +19,7 @@ def texts(*overheads, versions=None, launch_us=None, **means):
     runs = [
         SimpleNamespace(
             source="kernels",
-            record=SimpleNamespace(
+            noted=SimpleNamespace(
                 overhead=overhead,
                 versions=versions or {},
                 coverage={"kernel_records": {} if launch_us is None else {"tracer_launch_us": launch_us}},

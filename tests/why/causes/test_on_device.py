@@ -829,7 +829,7 @@ def test_products_that_are_all_in_fp32_are_a_loss_where_tf32_is_there(allowed, d
     record = SimpleNamespace(
         program={"modes": {"float32_matmul_precision": allowed}}, devices=[{"name": device}]
     )
-    part = _tf32_as_fast(SimpleNamespace(record=record))
+    part = _tf32_as_fast(SimpleNamespace(noted=record))
     assert part == (pytest.approx(67 / 494.7, rel=0.02) if found else 0)
 
 
@@ -868,7 +868,7 @@ def test_a_network_in_fp64_takes_twice_as_long_on_a_cpu(work, dtype, found):
     phases = {"phase:forward": 14.0, "phase:backward": 10.0}
     judged = SimpleNamespace(
         metrics={},
-        record=SimpleNamespace(
+        noted=SimpleNamespace(
             work=work, devices=[], program={"optimizers": [sizes]}, command=["gone.py"], started_unix_ns=0
         ),
         mean_of_host=lambda name: phases.get(name.replace(PREFIX, "phase:")),
@@ -897,7 +897,7 @@ def needless(kernels, work=None, peak=None, classes=None, shape=None):
     )
     judged = SimpleNamespace(
         metrics=values,
-        record=record,
+        noted=record,
         values=values.get,
         mean_of=lambda name: float(values[name].mean()),
     )
@@ -937,7 +937,7 @@ def test_products_in_two_bytes_on_a_cpu_without_instructions_for_them(precision,
     cells = {"compute": np.full((1, 20), 28.0)}
     steps = np.full((1, 20), 40.0)
     account = SimpleNamespace(on_device=False, mean_step_ms=40.0, cells=cells, step_ms=steps)
-    findings = [*_emulated(SimpleNamespace(record=record), account, work)]
+    findings = [*_emulated(SimpleNamespace(noted=record), account, work)]
     assert [one.mean_ms for one in findings] == [pytest.approx(ms) for ms in found]
 
 

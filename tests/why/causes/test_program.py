@@ -174,7 +174,7 @@ def test_what_slows_a_loss_down_in_the_environment_is_said_before_its_remedy(
     monkeypatch, source, environment, text
 ):
     monkeypatch.setattr(program_module, "pieces_of_run", lambda judged: [])
-    run = SimpleNamespace(source=source, record=SimpleNamespace(environment=environment))
+    run = SimpleNamespace(source=source, noted=SimpleNamespace(environment=environment))
     assert settings_text(rules()["transfer"].settings, run).startswith(text)
     assert bool(settings_text(rules()["transfer"].settings, run)) == bool(text)
 

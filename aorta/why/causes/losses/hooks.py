@@ -86,7 +86,7 @@ _Rows = tuple[list[list[int]], dict[str, object], tuple[str, ...]]
 def _of_gradients(judged: Run, samples: list[Samples]) -> _Rows:
     """What DDP's hook for gradients does. Without it they are reduced as they are, at the rate of the run's
     fastest calls."""
-    modes, wrappers = noted_modes(judged.record), noted_program(judged.record).get("wrappers") or []
+    modes, wrappers = noted_modes(judged.noted), noted_program(judged.noted).get("wrappers") or []
     if not modes.get("comm_hook") or not wrappers or "optim" in (modes.get("comm_hook_name") or ""):
         return [], {}, ()  # of one that updates weights as well nobody knows how long that takes
     rows = [

@@ -142,7 +142,7 @@ def needless_work(judged: Run, account: Account) -> Iterator[CauseFinding]:
 
 def _all_of_it(judged: Run, account: Account) -> Iterator[CauseFinding]:
     names = operations(judged.metrics, NAME_TIME) if account.on_device else []
-    work = None if judged.record is None else judged.record.work
+    work = judged.noted.work
     yield from _wide_kernels(judged, names, work)
     if of_cudnn := [name for name in names if CUDNN_COPY.search(name)]:
         ms = _time_of(judged, of_cudnn)
@@ -172,7 +172,7 @@ def _all_of_it(judged: Run, account: Account) -> Iterator[CauseFinding]:
             ms = ms * min(sum(in_passes) / max(float(ms.mean()), 1e-9), 1.0)
         ms, takes = beside_others(account, ms)
         if work is not None and work.flops:  # small operators take as long in fp32
-            threads = noted_modes(judged.record).get("num_threads") or 1
+            threads = noted_modes(judged.noted).get("num_threads") or 1
             most_s = 2 * work.fp64 / (threads * CORE_FLOPS_PER_S) + work.bytes / CPU_BYTES_PER_S
             ms = np.minimum(ms, 1e3 * most_s)
         yield _all_in_fp64(judged, work, ms, takes)
@@ -189,8 +189,8 @@ def loss_loop(judged: Run, account: Account) -> Iterator[CauseFinding]:
     """What a loop over operators takes between the model and its loss, and as many in the backward pass; or
     of the operators there those that go through weights: their part of the time by bytes, and of what a
     device waits for launches their part of the step's operators."""
-    loop = None if judged.record is None else judged.record.loss_loop
-    if judged.record is None or loop is None:
+    loop, work = judged.noted.loss_loop, judged.noted.work
+    if loop is None:
         return
     facts: dict[str, object] = {
         "op": "loss",
@@ -211,7 +211,7 @@ def loss_loop(judged: Run, account: Account) -> Iterator[CauseFinding]:
         return
     if account.on_device:
         # Forward, backward, and once more to add each gradient to the model's own.
-        num, lines = 2 * loop.operators + loop.parameters, judged.record.work and judged.record.work.lines
+        num, lines = 2 * loop.operators + loop.parameters, work and work.lines
         launched = num / (num + sum(line.operators for line in lines)) if lines else 0.0
         launch_ms = launched * account.mean_ms("launch")
         facts |= {"launched": launched, "spared_ms": launch_ms or None, "num_launched": num}
@@ -230,7 +230,7 @@ def loss_loop(judged: Run, account: Account) -> Iterator[CauseFinding]:
 
 def _emulated(judged: Run, account: Account, work: WorkOfStep) -> Iterator[CauseFinding]:
     """Products in a type of two bytes that a CPU has no instructions for: what it takes beyond fp32."""
-    modes = noted_modes(judged.record)
+    modes = noted_modes(judged.noted)
     types = modes.get("cpu_multiplies")
     if account.on_device or work.precision not in SIXTEEN or types is None or work.precision in types:
         return
@@ -306,7 +306,7 @@ def odd_shape_of(judged: Run, has_two_bytes: bool) -> tuple[int, list[int]] | No
     """The largest matrix that is trained of those whose rows do not begin at multiples of 16 bytes, and its
     dimension that does not; None where nobody noted it, and of one too small to take long."""
     aligned = 8 if has_two_bytes else 4
-    for row in noted_program(judged.record).get("optimizers") or []:
+    for row in noted_program(judged.noted).get("optimizers") or []:
         shape, num_bytes = row.get("odd_shape") or [], row.get("parameter_bytes") or 0.0
         odd = [size for size in shape if size % aligned]
         if odd and math.prod(shape) >= LEAST * num_bytes / 4:
@@ -373,7 +373,7 @@ def _is_in_fp64(judged: Run, work: WorkOfStep | None) -> bool:
     """All the model's products; where nobody counted them, its parameters, if they are large."""
     if work is None or not work.flops:
         sizes = Counter[str]()
-        for row in noted_program(judged.record).get("optimizers") or []:
+        for row in noted_program(judged.noted).get("optimizers") or []:
             sizes.update(row.get("bytes_of_dtypes") or {})
         return bool(sizes["float64"] >= max(NEARLY_ALL * sizes.total(), LARGE_BYTES))
     return work.flops - work.fp64 < LARGE * work.fp64
@@ -393,7 +393,7 @@ def _all_in_fp64(
 def _tf32_as_fast(judged: Run) -> float:
     """Part of the time that products in fp32 take as TF32, by the device's data sheet; 0 where the program
     allows that, or the device has no such units."""
-    modes, part = noted_modes(judged.record), part_of_device(judged)
+    modes, part = noted_modes(judged.noted), part_of_device(judged)
     if part is None or modes.get("float32_matmul_precision") != "highest":
         return 0.0
     rates = part.compute.peak_flops
@@ -489,7 +489,7 @@ def _counted(judged: Run, account: Account, work: WorkOfStep) -> Iterator[CauseF
         if seen_ms:
             # Without what they compute, were each but one operator; as much of a backward pass that is there.
             # A step of nothing but small operators has a low rate because of them: no core is so slow.
-            threads = noted_modes(judged.record).get("num_threads") or 1
+            threads = noted_modes(judged.noted).get("num_threads") or 1
             least_s = loop.flops / (threads * CORE_FLOPS_PER_S) + loop.bytes / CPU_BYTES_PER_S
             own_ms = min(float(part_ms(loop.flops, loop.bytes).mean()), 1e3 * least_s / on_core)
             own_ms += seen_ms / loop.iterations
@@ -571,25 +571,25 @@ def lines_text(loop: OperatorLoop) -> str:
 def idle_cores(judged: Run, account: Account) -> Iterator[CauseFinding]:
     """What more threads would save where a step computes on a CPU, and cores that its process may use idle:
     a part of all but what operators need before their arithmetic."""
-    record, modes = judged.record, noted_modes(judged.record)
+    work, modes = judged.noted.work, noted_modes(judged.noted)
     threads, cores = modes.get("num_threads"), modes.get("num_whole_cores")
-    if account.on_device or record is None or record.work is None or not threads or not cores:
+    if account.on_device or work is None or not threads or not cores:
         return
     used = len(judged.ranks) * threads
-    num_workers = sum(row.get("num_workers") or 0 for row in noted_program(record).get("loaders") or [])
+    num_workers = sum(row.get("num_workers") or 0 for row in noted_program(judged.noted).get("loaders") or [])
     enough = cores // len(judged.ranks)
     is_busy = used + len(judged.ranks) * num_workers > MOST_USED * cores or enough <= threads
     work_ms = work_ms_of(account)
     if is_busy or account.share("core_taken") > LARGE or account.share(*WORK) < HALF:
         return
-    operators_ms = SMALL_CALL_MS * sum(line.operators for line in record.work.lines)
+    operators_ms = SMALL_CALL_MS * sum(line.operators for line in work.lines)
     part = THREADS_SAVE * (1 - used / cores) * max(1 - operators_ms / float(work_ms.mean()), 0.0)
     at = modes.get("threads_at")
     has_thread = any(one.that("locked_out").any() for one in samples_of_ranks(judged.whole or judged))
     facts = {
         "op": "threads",
         "saves": "may, beside another thread of the process, save up to" if has_thread else "save",
-        "is_alone": len(judged.ranks) == record.world_size == 1 and not has_thread,
+        "is_alone": len(judged.ranks) == judged.noted.world_size == 1 and not has_thread,
         "what": "cores that idle",
         "at": None if at is None else StackFrame(at[0], at[1], "<module>", True),
         "threads": counted(threads, "thread"),
@@ -609,7 +609,7 @@ def _unread_rows(
         optimizer_ms = account.cells.get("optimizer", np.zeros_like(account.step_ms)).mean(axis=0)
     else:
         written_ms = np.maximum(written_ms, _of_lookups(judged, work.rows_bytes))
-    part = min(work.rows_bytes / max(bytes_of_optimizers(judged.record), work.rows_bytes), 1.0)
+    part = min(work.rows_bytes / max(bytes_of_optimizers(judged.noted), work.rows_bytes), 1.0)
     ms = written_ms + part * optimizer_ms
     of_optimizer = 0.0 if account.on_device else float((part * optimizer_ms).mean() / max(ms.mean(), 1e-9))
     yield CauseFinding(
@@ -657,7 +657,7 @@ class MemoryUsed(NamedTuple):
 
 def memory_used(judged: Run) -> MemoryUsed | None:
     """The most that torch allocated on a rank, and the device's memory."""
-    limit, peak = memory_limit_bytes(judged.record), judged.metrics.get("peak_memory_bytes")
+    limit, peak = memory_limit_bytes(judged.noted), judged.metrics.get("peak_memory_bytes")
     if limit is None or peak is None or not np.isfinite(peak).any():
         return None
     return MemoryUsed(float(np.nanmax(peak)), float(limit))

@@ -294,7 +294,7 @@ def _tell_of_cupti(judged: Run, losses: list[CauseFinding]) -> None:
 def _of_all_ranks(judged: Run, parts: Parts) -> Iterator[CauseFinding]:
     """What every rank spends: as much as the one that has least of it over the run. In a single step another
     one may have it: hosts of devices are not in step with each other."""
-    is_crowded = "own_crowd" in program_of(judged.record)[0]
+    is_crowded = "own_crowd" in program_of(judged.noted)[0]
     for name, kind in PART_KINDS:
         by_rank = parts.ms_by_kind.get(name)
         if by_rank is None:
@@ -322,7 +322,7 @@ def _of_all_ranks(judged: Run, parts: Parts) -> Iterator[CauseFinding]:
                 **told,
                 **(_asked_for(judged) if name == "garbage_collection" else {}),
                 **(_looped(judged) if name == "launch" else {}),
-                **({"at": crowded_at(judged.record)} if name == "core_taken" else {}),
+                **({"at": crowded_at(judged.noted)} if name == "core_taken" else {}),
             },
             is_sure=name == "between_steps" and are_alike(common),
             # Threads that wait for one that has no core may spin meanwhile, which looks like work.
@@ -333,7 +333,7 @@ def _of_all_ranks(judged: Run, parts: Parts) -> Iterator[CauseFinding]:
 def _handed_over(judged: Run, part_ms: float) -> tuple[dict[str, object], float]:
     """What is said where, by samples, the thread that trains mostly takes batches out of workers' hands while
     it loads, for part_ms, and the part of that; few tensors take hardly any, as their memory is shared."""
-    if "workers" not in program_of(judged.record)[0] or part_ms < WHOLE_BATCH_MS:
+    if "workers" not in program_of(judged.noted)[0] or part_ms < WHOLE_BATCH_MS:
         return {}, 1.0
     parts = []
     for one in samples_of_ranks(judged.whole or judged):
@@ -356,7 +356,8 @@ def _quiet_calls(judged: Run, steps: NDArray[np.bool_]) -> tuple[dict[str, objec
 
     steps: that pause. Calls of a few of them are no part of the loop.
     """
-    quiet = None if judged.record is None or judged.record.work is None else judged.record.work.quiet
+    work = judged.noted.work
+    quiet = None if work is None else work.quiet
     if quiet is None or steps.mean() < ALIKE_STEPS:
         return {}, 1.0
     first, last = quiet.columns
@@ -492,10 +493,10 @@ def _offloaded(judged: Run) -> dict[str, object]:
     """How long copies of what FSDP keeps on the CPU take, and what is free of the device's memory; nothing
     where it keeps nothing there, or the device has no room for it with some to spare."""
     used, kinds = memory_used(judged), operations(judged.metrics, COPY_TIME)
-    if used is None or "offloaded" not in program_of(judged.record)[0]:
+    if used is None or "offloaded" not in program_of(judged.noted)[0]:
         return {}
     free = used.limit_bytes - used.peak_bytes
-    if 4 * bytes_of_optimizers(judged.record) / len(judged.ranks) > free / 2:  # a gradient and two moments
+    if 4 * bytes_of_optimizers(judged.noted) / len(judged.ranks) > free / 2:  # a gradient and two moments
         return {}
     copied_ms = sum(judged.mean_of(of_operation(COPY_TIME, kind)) or 0.0 for kind in kinds)
     return {"op": "offloaded", "copied_ms": copied_ms, "free_bytes": free}
@@ -511,7 +512,7 @@ def _asked_for(judged: Run) -> dict[str, object]:
 
 def _looped(judged: Run) -> dict[str, object]:
     """The loop over operators that most of a step's launches are of."""
-    work = None if judged.record is None else judged.record.work
+    work = judged.noted.work
     loop = None if work is None else loop_of(work)
     num = 0 if work is None else sum(line.operators for line in work.lines)
     if loop is None or loop.all_operators < MOST_OF_OPERATORS * num:
@@ -567,7 +568,7 @@ def _one_of_small_units(
         "bytes": units.bytes,
         "merged": float(units.num_merged),
         "names": units.name or None,
-        "op": "blocks" if not units.level and "blocks" in program_of(judged.record)[0] else None,
+        "op": "blocks" if not units.level and "blocks" in program_of(judged.noted)[0] else None,
         "origin": "level" if units.level else "alike",
         "level": units.level,
         "per_unit_ms": float(ms.mean()) / (units.num - units.num_merged),

@@ -55,7 +55,7 @@ def work_ms_of(account: Account) -> Floats:
 
 def part_of_device(judged: Run) -> Hardware | None:
     """Of the first device."""
-    rows = [] if judged.record is None else judged.record.devices
+    rows = judged.noted.devices
     name = hardware_name_of(str(rows[0].get("name"))) if rows else None
     return None if name is None else load_hardware(name)
 
@@ -119,7 +119,7 @@ def parts_of(run: Run, account: Account, small_launch_ms: float = 0.0) -> Parts:
     cells = account.cells
     host = Host(run, run.judged_steps)
     zero = np.zeros_like(account.step_ms)
-    is_unfused = not account.on_device and "unfused" in program_of(run.record)[0]
+    is_unfused = not account.on_device and "unfused" in program_of(run.noted)[0]
     exposed = account.exposed
     data_waits = zero
     idle_waits = zero if exposed is None or not account.on_device else exposed.idle_waits_ms
@@ -197,12 +197,7 @@ def _beyond_a_pass(run: Run, host: Host, zero: Floats) -> Floats:
     """[rank, step]: what kernels of an optimizer that is not fused take longer than its memory traffic. Of
     one whose kernels are none of torch's nobody knows which they are."""
     size, part, metric = host.part(BYTES), part_of_device(run), of_operation(TIME, "optimizer")
-    if (
-        size is None
-        or part is None
-        or metric not in run.metrics
-        or "foreach" not in program_of(run.record)[0]
-    ):
+    if size is None or part is None or metric not in run.metrics or "foreach" not in program_of(run.noted)[0]:
         return zero
     pass_s = OPTIMIZER_PASSES * size / (OF_ITS_MEMORY * part.memory.hbm_bytes_per_s)
     return positive(run.values(metric) - 1e3 * pass_s)

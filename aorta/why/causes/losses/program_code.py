@@ -135,7 +135,7 @@ def program_code(
     steps = places_of_steps(whole, account)
     cells = DEVICE_CELLS if account.on_device else CPU_CELLS
     yield from _compiles(samples, account, steps)
-    if "anomaly" in program_of(judged.record)[0]:
+    if "anomaly" in program_of(judged.noted)[0]:
         in_stacks = [one.is_judged & one.leaf_is(_keeps_a_stack) for one in samples]
         rows = [np.flatnonzero(which).tolist() for which in in_stacks]
         yield _anomaly(judged, account, *common_ms(samples, rows, account, steps))
@@ -146,9 +146,8 @@ def program_code(
         takes: dict[tuple[str, ...], float] = {("synchronisation", *DEVICE_CELLS): 1.0}
         yield CauseFinding("synchronisation", ms, takes, facts, num_samples=num_samples)
     loops = {function for one in samples for function in _loops(one)}
-    record = judged.record
-    has_no_model = record is not None and record.not_measured.get("flops_per_step") in (NO_CALL, NO_OPTIMIZER)
-    loop = None if record is None else record.loss_loop
+    has_no_model = judged.noted.not_measured.get("flops_per_step") in (NO_CALL, NO_OPTIMIZER)
+    loop = judged.noted.loss_loop
     # Without a module that is the model, what comes before a backward pass is; a loop has its own cause.
     only_behind = has_no_model or (loop is not None and (loop.ms is not None or bool(loop.weights_bytes)))
     # What the program collects of garbage is its own cause.
@@ -246,7 +245,7 @@ def _compiles(
 def _slowed(judged: Run, account: Account) -> Iterator[CauseFinding]:
     """What the program has on that makes its Python, its allocations or its operators slower, each by a
     little. A device that is busy hides it."""
-    slowed_by = noted_modes(judged.record).get("slowed_by") or {}
+    slowed_by = noted_modes(judged.noted).get("slowed_by") or {}
     is_hidden = account.on_device and account.mean_ms(*DEVICE_CELLS) < LARGE * account.mean_step_ms
     for name in slowed_by.keys() & SLOWING.keys() if not is_hidden else ():
         file, line = slowed_by[name] or ("", 0)
@@ -260,7 +259,7 @@ def _slowed(judged: Run, account: Account) -> Iterator[CauseFinding]:
 def fallen_back(judged: Run, account: Account) -> Iterator[CauseFinding]:
     """A function that torch compiles no longer, and runs eagerly. No record tells which kernels and launches
     are its own: on a device all that compiled code has fewer of are the most that it costs."""
-    modes = noted_modes(judged.record)
+    modes = noted_modes(judged.noted)
     for one in (modes.get("fallen_back") or [])[:1]:
         at = StackFrame(one["file"], one["line"], one["function"], True)
         facts: dict[str, Any] = {"op": "fallen_back", "at": at, "times": one["times"]}
@@ -291,7 +290,7 @@ def _anomaly(judged: Run, account: Account, ms: Floats, num: int) -> CauseFindin
     pass: on a device, whose answers the host waits for, the idle time of that; on a CPU no more is known than
     that both are within the passes."""
     seen_ms, backward_ms = float(ms.mean()), judged.mean_of_host(f"{PREFIX}{BACKWARD}") or 0.0
-    at = noted_modes(judged.record).get("anomaly_at")
+    at = noted_modes(judged.noted).get("anomaly_at")
     facts: dict[str, Any] = {"op": "anomaly", "what": "autograd's anomaly detection"}
     facts |= {"stacks_ms": seen_ms, "backward_ms": backward_ms}
     facts["at"] = None if at is None else StackFrame(at[0], at[1], "<module>", True)
@@ -328,13 +327,12 @@ def code_in_passes(judged: Run, account: Account, losses: list[CauseFinding]) ->
     if account.on_device or len(samples) < len(ranks):
         return
     # An operator that a sign calls has no frame: what samples show is either that or Python.
-    work = None if judged.record is None else judged.record.work
-    operators = {(line.at.file, line.at.line) for line in ([] if work is None else work.lines)}
+    operators = operators_of(judged)
     known = [at for one in losses if isinstance(at := one.facts.get("at"), StackFrame)]
     told = {(at.file, at.outer_function) for at in known}
     by_function: dict[tuple[str, str, str], list[list[int]]] = defaultdict(lambda: [[] for _ in samples])
     lines = Counter[StackFrame]()
-    has_anomaly = "anomaly" in program_of(judged.record)[0]  # which has a cause of its own
+    has_anomaly = "anomaly" in program_of(judged.noted)[0]  # which has a cause of its own
     in_passes = [
         (number, row, one.stacks.path(int(one.rows[row, 5])))
         for number, one in enumerate(samples)
@@ -378,17 +376,22 @@ def code_in_passes(judged: Run, account: Account, losses: list[CauseFinding]) ->
         yield found
 
 
+def operators_of(judged: Run) -> set[Line]:
+    """Lines of the model whose operators were counted."""
+    work = judged.noted.work
+    return set() if work is None else {(line.at.file, line.at.line) for line in work.lines}
+
+
 def _reading_loop(judged: Run, samples: list[Samples]) -> set[StackFrame]:
     """Lines of the outermost loop of the model around the value that a count without data came upon. Empty
     without one, and where the source is gone or was written since."""
-    record = judged.record
-    found = READ_AT.search("" if record is None else record.not_measured.get("flops_per_step", ""))
-    if record is None or found is None:
+    found = READ_AT.search(judged.noted.not_measured.get("flops_per_step", ""))
+    if found is None:
         return set()
     frames = {frame for one in samples for frame in one.stacks.frames if frame.is_program}
     frames = {frame for frame in frames if frame.text.rpartition(":")[0] == found[1]}
     file = next((frame.file for frame in frames), "")
-    source = source_of(file, record)
+    source = source_of(file, judged.noted)
     tree = ast.Module([], []) if source is None else source.tree
     loops = (node for node in ast.walk(tree) if isinstance(node, LOOPS))
     around = [range(node.lineno, (node.end_lineno or 0) + 1) for node in loops]
@@ -474,7 +477,7 @@ def dealt(judged: Run, lines: Iterable[str], of_line: int = 0) -> dict[str, Any]
     rows = [row for row in rows if row.place.rpartition(":")[0] in functions and of_line in (0, row.line)]
     num_bytes = sum(row.bytes_per_step for row in rows)
     # As many bytes as the model's are its weights: of a teacher, or of replicas that are held equal.
-    are_weights = math.isclose(num_bytes, parameter_bytes(judged.record), rel_tol=AS_MANY)
+    are_weights = math.isclose(num_bytes, parameter_bytes(judged.noted), rel_tol=AS_MANY)
     is_batch = num_bytes >= DEALT_BYTES and not are_weights
     return {"origin": "dealt", "dealt_bytes": num_bytes, "dealt_at": rows[0].place} if is_batch else {}
 
@@ -556,8 +559,7 @@ def code_in_model(judged: Run) -> tuple[StackFrame, float] | None:
     optimizer, and ms of a step in that function: with numpy or Python, or in a hook of a backward pass. None
     where samples show none. What calls torch's functions forward is the model, in lines that were counted."""
     samples = samples_of_ranks(judged.whole or judged)
-    work = None if judged.record is None else judged.record.work
-    operators = {(line.at.file, line.at.line) for line in ([] if work is None else work.lines)}
+    operators = operators_of(judged)
     by_function: dict[Function, dict[StackFrame, float]] = defaultdict(lambda: defaultdict(float))
     counts: dict[Function, int] = defaultdict(int)
     for one in samples:

@@ -46,7 +46,7 @@ def slow_steps(judged: Run, parts: Parts, known: Occasions | None) -> Iterator[C
         return
     longer_ms, work = float(slow.excess_ms[slow.is_slow].mean()), parts.work_ms.min(axis=0)
     more_ms = float(work[slow.is_slow].mean() - np.median(work[~slow.is_slow]))
-    is_unlike = judged.record is not None and judged.record.not_measured.get("tokens") == UNLIKE
+    is_unlike = judged.noted.not_measured.get("tokens") == UNLIKE
     if parts.on_device and is_unlike and more_ms >= MOST_OF_ALL * longer_ms:
         return  # its kernels take longer, for longer batches
     facts = {

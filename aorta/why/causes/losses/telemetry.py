@@ -118,7 +118,7 @@ def given_back(judged: Run, parts: Parts) -> Iterator[CauseFinding]:
 
 
 def memory_limit(judged: Run) -> Iterator[CauseFinding]:
-    limit = memory_limit_bytes(judged.record)
+    limit = memory_limit_bytes(judged.noted)
     if limit is None:
         return
     worst: tuple[float, int] | None = None

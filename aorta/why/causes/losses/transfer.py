@@ -380,9 +380,9 @@ def _own_calls(judged: Run, op: str) -> dict[str, object]:
 
 def _is_every_gradient(judged: Run) -> bool:
     """The program itself reduces about as many tensors in a step as its optimizer updates, no values."""
-    num, calls = num_parameters(judged.record), judged.mean_of("count.all_reduce") or 0.0
+    num, calls = num_parameters(judged.noted), judged.mean_of("count.all_reduce") or 0.0
     own = [row for row in sites_of(judged) if row.op == "all_reduce" and "bucket" not in row.moves]
-    is_whole = not own or 2 * sum(row.bytes_per_step for row in own) >= bytes_of_optimizers(judged.record)
+    is_whole = not own or 2 * sum(row.bytes_per_step for row in own) >= bytes_of_optimizers(judged.noted)
     return is_whole and num >= MANY_CALLS and abs(calls - num) <= ABOUT * num
 
 
@@ -390,7 +390,7 @@ def _are_all_weights(judged: Run) -> bool:
     """The program broadcasts as many bytes in a step as its optimizer updates: a rank with a part of the
     optimizer's state, which others need the weights of, updates fewer."""
     size = sum(row.bytes_per_step for row in sites_of(judged) if row.op == "broadcast")
-    all_bytes = bytes_of_optimizers(judged.record)
+    all_bytes = bytes_of_optimizers(judged.noted)
     return all_bytes > 0 and abs(size - all_bytes) <= ABOUT * all_bytes
 
 
@@ -484,7 +484,7 @@ def _largest(judged: Run, details: "Exposure | None", ops: Sequence[str]) -> dic
         name = name.replace(UNKNOWN_OP, "calls of no known operation")
         of_group = f" ({group} group)" if group and not group.isdecimal() else ""
         largest = f", the largest of {byte_text(size)}" if size else ""
-        if op in UNIT_OPS and judged.source != "host" and is_one_unit(judged.record):
+        if op in UNIT_OPS and judged.source != "host" and is_one_unit(judged.noted):
             facts["one_unit"] = one_unit_text(judged)  # on a CPU gathers hide behind nothing, however many
         return facts | {
             "what": f"{name}{of_group}{others}",
@@ -542,7 +542,7 @@ def exposure(run: Run) -> Exposure | None:
     launching_ms = 0.0
     num_updates: list[int] = []
     longest: tuple[float, tuple[int, int, float, float]] | None = None
-    of_parameters = parameter_dtype(run.record)
+    of_parameters = parameter_dtype(run.noted)
     wide: dict[str, Wide] = {}
     unit_launch_ms: list[float] = []
     ranks = {run.ranks[0]} if run.source in TRACE_SOURCES else {run.ranks[0], run.ranks[-1]}
@@ -633,13 +633,13 @@ def _units(judged: Run, lines: Mapping[int, Sequence[StepRecord]]) -> tuple[Unit
             name = record.module_of(call)
             if _is_bucket(name) or (name and call.op == "all_gather"):
                 bytes_of[_is_bucket(name), call.group][name] = call.bytes or 0
-    are_known = bool(noted_program(judged.record))
-    are_usual = are_known and "buckets_small" not in program_of(judged.record)[0]
+    are_known = bool(noted_program(judged.noted))
+    are_usual = are_known and "buckets_small" not in program_of(judged.noted)[0]
     for (are_buckets, group), of in sorted(bytes_of.items(), key=lambda one: (one[0][0], -len(one[1]))):
         if are_buckets and not are_usual and judged.source != "host":
             return buckets_of(of), group
         if not are_buckets and (
-            len(of) <= num_units(judged.record) if are_known else _are_units(lines, group)
+            len(of) <= num_units(judged.noted) if are_known else _are_units(lines, group)
         ):
             return units_of(of), group
     return None, None

@@ -340,7 +340,7 @@ def _of_shared_work(
     mine, others = _of_rank(parts.compute_ms, late)
     found.kind = "imbalance"
     found.facts |= {"op": "batches" if _differ(judged) else "kernels", "mine_ms": mine, "others_ms": others}
-    found.facts["at"] = judged.record and judged.record.work and judged.record.work.model_at
+    found.facts["at"] = judged.noted.work and judged.noted.work.model_at
     found.facts["equal_ms"] = others + (mine - others) / num
     return found
 
@@ -688,7 +688,6 @@ def uneven_batches(run: Run, parts: Parts, exposed: Exposed) -> Iterator[CauseFi
     if not loss.any():
         return
     worst = int(np.bincount(row, loss, len(run.ranks)).argmax())
-    counted = None if run.record is None else run.record.work
     is_one = (row == worst).mean() >= NEARLY_ALL  # in fewer, chance deals longer batches to one rank
     yield CauseFinding(
         "imbalance",
@@ -701,7 +700,7 @@ def uneven_batches(run: Run, parts: Parts, exposed: Exposed) -> Iterator[CauseFi
             "mean_ms": float(work.mean()),
             "low_ms": float(work.min()),
             "high_ms": float(work.max()),
-            "at": None if counted is None else counted.model_at,  # which is handed the batches
+            "at": run.noted.work and run.noted.work.model_at,  # which is handed the batches
         },
         rank=run.ranks[worst] if is_one else None,
         # Chance deals batches: a few recorded steps differ more than an interval of their mean allows for.
@@ -715,6 +714,5 @@ def _differ(judged: Run) -> bool:
     """Rank 0's batches were seen to, or the program says so of the ranks' tokens."""
     tokens = positive(judged.values(WORK)) if WORK in judged.metrics else np.zeros(1)
     if not tokens.any():
-        record = judged.record
-        return record is not None and record.not_measured.get("tokens") == UNLIKE
+        return judged.noted.not_measured.get("tokens") == UNLIKE
     return float(tokens.max(axis=0).mean()) > MORE_TOKENS * float(tokens.mean())
