@@ -5,11 +5,12 @@ Passes are not one where gradients were set back or an optimizer stepped in betw
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
 
+from aorta.attach.discarded_gradients import Call, DiscardedGradients, is_set_back
 from aorta.attach.layout_copies import line_of
 from aorta.device.backend import backend_of
 from aorta.records.libraries import program_frame
@@ -53,26 +54,38 @@ class BackwardGraphs:
         self._parts = defaultdict[Output, list[Any]](list)
         self._counted = defaultdict[torch.Size, list[Any]](list)
         """Part of the targets that a loss counts, by the shape of what it is given."""
+        self._calls: list[tuple[Any, Any]] = []
+        """One output of each call of a model in the open step, and the kind of the call in the first one."""
+        self.discarded = DiscardedGradients()
 
-    def model_returns(self, module: Any, outputs: Iterable[torch.Tensor]) -> None:
+    def model_returns(self, module: Any, outputs: Iterable[torch.Tensor], kind: Any = None) -> None:
+        """kind: of the call, in the first step."""
         for place, one in enumerate(outputs):
             if one.grad_fn is not None and len(self._ends) < MOST_ENDS:
+                if kind is not None and place == 0:
+                    self._calls.append((one.grad_fn, kind))
                 self._ends[one.grad_fn] = id(module), place
 
-    def backward_begins(self, roots: Iterable[Any], adds: bool) -> None:
-        """adds: to the gradients of parameters, without a graph of its own."""
+    def backward_begins(
+        self, roots: Iterable[Any], adds: bool, optimizer_of: Mapping[int, int] | None = None
+    ) -> None:
+        """adds: to the gradients of parameters, without a graph of its own. optimizer_of: id, by that of a
+        parameter."""
         followed, leaves = _graph_of(roots)
         operators = set(followed)
         self.reached |= operators
         if not adds:
             return
-        if self._written and not all(map(_is_kept, self._written)):
+        frame = program_frame()
+        line = None if frame is None else line_of(frame)
+        calls = [Call(number, kind) for number, (end, kind) in enumerate(self._calls) if end in operators]
+        self.discarded.backward_begins(leaves, optimizer_of or {}, calls, line)
+        if any(one._version != version or is_set_back(one) for one, version in self._written):
             self._seen, self._written = set(), []
         again = _num_products(operators & self._seen)
         self._again, self._num = self._again + again, self._num + _num_products(operators - self._seen)
         if again:
-            frame = program_frame()
-            self._at[None if frame is None else line_of(frame)] += again
+            self._at[line] += again
         self._seen |= operators
         self._written += [(one, one._version) for one in leaves[:LOOKED_AT]]
         for loss in (one for one in followed if one.name() == LOSS):
@@ -84,11 +97,17 @@ class BackwardGraphs:
             if end in operators:
                 self._taken[output] = self._taken[output] + _part_taken(end, followed)
 
+    def optimizer_stepped(self, optimizer: int | None) -> None:
+        """optimizer: its id; None where it is not known which."""
+        self._seen, self._written = set(), []
+        self.discarded.optimizer_stepped(optimizer)
+
     def end_step(self) -> None:
         for output, part in self._taken.items():
             self._parts[output].append(part)
         self._taken.clear()
-        self._seen, self.reached, self._written, self._ends = set(), set(), [], {}
+        self._seen, self.reached, self._written, self._ends, self._calls = set(), set(), [], {}, []
+        self.discarded.end_step()
 
     def repeats(self) -> tuple[float, StackFrame | None]:
         """How often more the operators of a step are gone through than once, and the line of most of it."""
@@ -101,15 +120,6 @@ class BackwardGraphs:
     def parts_counted(self) -> dict[torch.Size, float]:
         """Of the targets of losses, in the step that counts most."""
         return {shape: max(map(float, parts)) for shape, parts in self._counted.items()}
-
-
-def _is_kept(written: tuple[Any, int]) -> bool:
-    parameter, version = written
-    grad = parameter.grad
-    if grad is None or parameter._version != version:
-        return False
-    # A device is not waited for, and of a DTensor it would be a collective.
-    return type(grad) is not torch.Tensor or backend_of(grad.device).is_device or bool(grad.any())
 
 
 def _num_products(operators: set[Any]) -> int:

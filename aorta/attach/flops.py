@@ -124,14 +124,22 @@ class ModelCalls:
         self._kinds_of_frozen: dict[int, tuple[Module, Any, Any]] = {}
         self._num_calls = Counter[int]()
         """In the open step, by module."""
-        self._trained: set[int] = set()
+        self._trained: dict[int, int] = {}
+        """Id of the optimizer, by that of a parameter."""
+        self._kind: Any = None
+        """Of the newest call, in the first step."""
         self._num_sharing = 1
         """Ranks that share the work of one model."""
         self._depth = 0
 
     def begin_step(self, optimizers: Iterable[Any], number: int) -> None:
         """Note the calls of modules that hold parameters of these, from now on, on this thread."""
-        self._trained = {id(p) for one in optimizers for group in one.param_groups for p in group["params"]}
+        self._trained = {
+            id(parameter): id(one)
+            for one in optimizers
+            for group in one.param_groups
+            for parameter in group["params"]
+        }
         if not self._trained or self._original is not None:
             return
         self._first = self._first if self._sizes else number
@@ -181,9 +189,14 @@ class ModelCalls:
         """A backward pass begins at these tensors, in a step that is noted. adds: to the gradients of
         parameters, and nothing else."""
         with suppress(Exception):
-            self._of_loss.backward_begins(roots, self._trained)
+            self._of_loss.backward_begins(roots, self._trained.keys())
             if self._original is not None:
-                self._graphs.backward_begins(roots, adds)
+                self._graphs.backward_begins(roots, adds, self._trained)
+
+    def optimizer_stepped(self, optimizer: Any) -> None:
+        """In a step that is noted. optimizer: or what steps one."""
+        is_known = id(optimizer) in self._trained.values()
+        self._graphs.optimizer_stepped(id(optimizer) if is_known else None)
 
     @property
     def loss_loop(self) -> LossLoop | None:
@@ -216,7 +229,7 @@ class ModelCalls:
                 if torch.is_grad_enabled() and calls._is_model(self):
                     outputs = tensors_of(result)
                     calls._of_loss.model_returns(outputs, first)
-                    calls._graphs.model_returns(self, outputs)
+                    calls._graphs.model_returns(self, outputs, calls._kind)
                     calls._batches.returned(outputs)
             return result
 
@@ -241,6 +254,7 @@ class ModelCalls:
         if not self._error:
             try:
                 key = self._note_kind(module, leaves, structure) if len(self._sizes) == 1 else None
+                self._kind = key
                 self._note_given(module, leaves, key)
                 with suppress(Exception):  # nothing is said of batches
                     self._batches.called(module, leaves, key, False, line_of_caller())
@@ -470,6 +484,40 @@ class ModelCalls:
                     found.append((count_of(*kind, needs_gradient=False).flops, self._frozen.lines[number]))
         return max(found, key=lambda entry: entry[0])
 
+    def _of_discarded(
+        self, kinds: dict[Any, tuple[Module, Any, Any]], counted: "dict[Any, Count]"
+    ) -> dict[str, Any]:
+        """FLOPs of gradients that are set back before an optimizer takes them, of the pass with most, and
+        what of them the step has beside those that each call has once."""
+        found: list[dict[str, Any]] = []
+        for one in self._graphs.discarded.found():
+            own = {number for number, optimizer in self._trained.items() if optimizer == one.optimizer}
+            flops = Counter[Any]()
+            total = beside = 0
+            is_apart = True
+            for call in one.calls:
+                kind = kinds[call.kind]
+                if frozen := _freeze(kind[0], own):
+                    left = count_of(*kind, needs_gradient=False, is_cached=call.kind in self._cached)
+                    for parameter in frozen:
+                        parameter.requires_grad_(True)
+                    num = counted[call.kind].flops - left.flops
+                    flops[call.kind], total = flops[call.kind] + num, total + num
+                    beside += 0 if one.is_alone[call.number] else num
+                    is_apart = is_apart and left.flops == left.forward[0]
+            if total:
+                apart_at = self._lines[max(flops, key=flops.__getitem__)]
+                found.append(
+                    {
+                        "discarded": float(total),
+                        "discarded_beside": float(beside),
+                        "discarded_at": one.line,
+                        "discarded_of": apart_at,
+                        "discarded_is_apart": is_apart,
+                    }
+                )
+        return max(found, key=lambda entry: entry["discarded"], default={})
+
     def _work_of(
         self, kinds: dict[Any, tuple[Module, Any, Any]], counted: "dict[Any, Count]"
     ) -> dict[str, Any]:
@@ -528,6 +576,7 @@ class ModelCalls:
         hoisted_at = lines.get("hoisted_at")
         shares = [one.needless.hoisted_share(hoisted_at) for one in counted.values()]
         of_batches = {
+            **self._of_discarded(kinds, counted),
             "hoisted_share": max(shares, default=0.0),
             "twice": float(sum(num * counted[key].forward[0] for key, num in twice.items())),
             "twice_bytes": float(sum(num * counted[key].forward[1] for key, num in twice.items())),
@@ -598,7 +647,7 @@ def _hands_on(module: Module) -> bool:
 
 def _shape_text(leaf: Any) -> str:
     if isinstance(leaf, torch.Tensor):
-        return f"{tuple(leaf.shape)} {leaf.dtype}"
+        return f"{tuple(leaf.shape)} {leaf.dtype}{' with gradient' if leaf.requires_grad else ''}"
     return str(leaf) if isinstance(leaf, (bool, int, float, str)) else type(leaf).__name__
 
 
@@ -641,12 +690,12 @@ def _may_fuse_attention() -> bool:
     return any(one() for one in enabled)  # type: ignore[no-untyped-call]
 
 
-def _freeze(model: Module, unread: Iterable[int]) -> bool:
-    """Whether the copy has parameters of these: from now on they get no gradient."""
-    found = [one for one in model.parameters() if getattr(one, "copy_of", 0) in unread]
+def _freeze(model: Module, unread: Iterable[int]) -> list[torch.nn.Parameter]:
+    """The copy's parameters of these that had a gradient: from now on they get none."""
+    found = [one for one in model.parameters() if one.requires_grad and getattr(one, "copy_of", 0) in unread]
     for one in found:
         one.requires_grad_(False)
-    return bool(found)
+    return found
 
 
 def _type_of(module: Module) -> torch.dtype:

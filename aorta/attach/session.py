@@ -312,6 +312,8 @@ class AttachedSession:
         if trained_in_pause:
             self._was_no_evaluation()
         self._num_calls += 1
+        if self.model_calls is not None:
+            self.model_calls.optimizer_stepped(stepper)
         self._called_within = self._attachment.backward_thread is not None
         key = id(stepper)
         if key not in self._names or self._attachment.has_compiled:

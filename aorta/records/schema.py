@@ -592,6 +592,17 @@ class WorkOfStep(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     backwards: float = 0.0
     """Of backward passes through operators that one of the step went through before; none of `flops`."""
     backwards_at: StackFrame | None = None
+    discarded: float = 0.0
+    """For gradients that a pass gives to parameters of another optimizer, and that are set back before that
+    takes them."""
+    discarded_beside: float = 0.0
+    """Of these: none of `flops`, as another pass goes through the same operators."""
+    discarded_at: StackFrame | None = None
+    """The line of the pass."""
+    discarded_of: StackFrame | None = None
+    """The line that calls what these parameters are of."""
+    discarded_is_apart: bool = False
+    """No gradient goes through that to anything else."""
     grown_bytes: float = 0.0
     """That torch.cat copies again of what it gave before, in a loop that joins parts one by one."""
     grown_at: StackFrame | None = None

@@ -1494,7 +1494,11 @@ def test_a_product_with_a_matrix_of_zeros(num_of_each):
 
 
 @pytest.mark.parametrize(
-    "form", ["each loss", "their sum", "set back between", "two models", "of the gradient", "a graph each"]
+    "form",
+    [
+        *("each loss", "their sum", "set back between", "stepped between", "two models", "of the gradient"),
+        "a graph each",
+    ],
 )
 def test_backward_passes_through_the_same_operators(form):
     """A trunk of two layers below two heads: the second pass has the trunk and one head, of which the
@@ -1520,6 +1524,8 @@ def test_backward_passes_through_the_same_operators(form):
             loss.backward(retain_graph=True)
             if form == "set back between":
                 model.zero_grad()
+            if form == "stepped between":
+                calls.optimizer_stepped(optimizer)
         calls.end_step()
     calls.count()
     of_trunk_and_heads = (2 + 2) * 2 * PRODUCT - PRODUCT  # backward, but for the gradient of the batch
@@ -1528,6 +1534,73 @@ def test_backward_passes_through_the_same_operators(form):
         assert calls.work.backwards_at.function == "test_backward_passes_through_the_same_operators"
     else:
         assert calls.work.backwards == 0
+
+
+@pytest.mark.parametrize(
+    ("form", "discarded", "beside"),
+    [
+        # All of the generator's backward pass, but for the gradient of the noise.
+        ("not detached", 3 * PRODUCT, 3 * PRODUCT),
+        ("of the judge", 2 * PRODUCT, 0),
+        ("of the judge, set to zero", 2 * PRODUCT, 0),
+        ("detached, and frozen", 0, 0),
+        ("its own alone", 0, 0),
+        ("added up", 0, 0),
+        ("put together from several", 0, 0),
+        ("one optimizer", 0, 0),
+    ],
+)
+def test_gradients_that_are_set_back_before_an_optimizer_takes_them(form, discarded, beside):
+    """A generator and a judge of two layers each, of which each pass is for one."""
+    maker, judge = (nn.Sequential(nn.Linear(D, D), nn.Linear(D, D)) for _ in range(2))
+    of_each = [[*maker.parameters()], [*judge.parameters()]]
+    optimizers = [torch.optim.SGD(one, 1e-3) for one in of_each]
+    if form == "one optimizer":
+        optimizers = [torch.optim.SGD([*of_each[0], *of_each[1]], 1e-3)] * 2
+    calls, kept = ModelCalls(), {}
+    to_none = form != "of the judge, set to zero"
+
+    def step_of(optimizer):
+        optimizer.step()
+        calls.optimizer_stepped(optimizer)
+
+    def passes(loss, own):
+        inputs = of_each[own] if form == "its own alone" else None
+        calls.backward_begins([loss], inputs is None)
+        loss.backward(inputs=inputs, retain_graph=True)
+        if form != "put together from several":
+            step_of(optimizers[own])
+            return
+        for one in (*maker.parameters(), *judge.parameters()):
+            if one.grad is not None:
+                kept[one] = kept.get(one, 0) + one.grad
+                one.grad = None
+
+    for step in range(3):
+        calls.begin_step(optimizers, step)
+        made = maker(torch.ones(S, D))
+        if form != "added up":
+            optimizers[1].zero_grad(to_none)
+        passes((judge(made if form == "not detached" else made.detach()) - 1).square().mean(), 1)
+        if form != "added up":
+            optimizers[0].zero_grad(to_none)
+        if form in ("not detached", "detached, and frozen"):
+            judge.requires_grad_(False)
+        passes(judge(made).square().mean(), 0)
+        judge.requires_grad_(True)
+        for one, grad in kept.items():
+            one.grad = grad
+        for one in optimizers if kept else ():
+            step_of(one)
+        kept.clear()
+        calls.end_step()
+    calls.count()
+    work = calls.work
+    assert (work.discarded, work.discarded_beside) == (discarded, beside)
+    if discarded:
+        assert work.discarded_at.function.endswith(".passes")
+        assert work.discarded_of.function == work.discarded_at.function.partition(".<locals>")[0]
+        assert work.discarded_is_apart == (form == "not detached")
 
 
 class Scaled(nn.Module):

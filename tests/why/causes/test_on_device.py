@@ -962,6 +962,9 @@ def test_products_in_two_bytes_on_a_cpu_without_instructions_for_them(precision,
         (WorkOfStep(flops=4e9, bytes=10.0, merged=1e9), None, [("merged", 6.0)]),
         (WorkOfStep(flops=4e9, bytes=10.0, hoisted_bytes=5.0), None, [("hoisted", 2.0)]),
         (WorkOfStep(flops=4e9, bytes=10.0, backwards=1e9), None, [("backwards", 4.8)]),
+        # Of 24 ms, or of what the step's own FLOPs and as many beside them take.
+        (WorkOfStep(flops=4e9, bytes=10.0, discarded=1e9), None, [("discarded", 6.0)]),
+        (WorkOfStep(flops=4e9, bytes=10.0, discarded=1e9, discarded_beside=1e9), None, [("discarded", 4.8)]),
         (WorkOfStep(flops=4e9, bytes=10.0, unchanged=1e9, unchanged_bytes=2.0), None, [("unchanged", 5.8)]),
         # Written, and of the optimizer's 6 ms the part of its parameters.
         (WorkOfStep(flops=4e9, bytes=10.0, rows_bytes=5.0), None, [("rows", 5.0)]),

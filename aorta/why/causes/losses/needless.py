@@ -104,6 +104,7 @@ SPARE = 0.5
 KINDS = {
     "again": "activations computed again",
     "unread": "gradients that nobody reads",
+    "discarded": "gradients that are set back before an optimizer takes them",
     "scores": "attention computed eagerly",
     "one_hot": "a matrix product with one-hot rows",
     "zeros": "products with a matrix of zeros",
@@ -125,7 +126,7 @@ PASSES_OF_A_COPY = 8
 layers of a planted convolution net took 12.7 of 49 ms."""
 LARGE_COPIES = 0.15
 """Of a step on a CPU: attention needs some between its heads."""
-WITH_BYTES = ("unread", "unused", "masked", "merged", "backwards", "before")
+WITH_BYTES = ("unread", "discarded", "unused", "masked", "merged", "backwards", "before")
 """Of which FLOPs alone are counted: as much of the bytes goes with them."""
 BESIDE = ("backwards", "twice", "before")
 """What the FLOPs of the step do not hold, and its time does."""
@@ -433,6 +434,10 @@ def _counted(judged: Run, account: Account, work: WorkOfStep) -> Iterator[CauseF
         "grown": {"grown_bytes": work.grown_bytes},
         "unchanged": {"same_at": same_at},
         "unused": {"ignored": percent(work.ignored) if work.ignored else None},
+        "discarded": {
+            "given_at": work.discarded_of.text if work.discarded_of else None,
+            "apart_at": work.discarded_of.text if work.discarded_of and work.discarded_is_apart else None,
+        },
         "unread": {"apart_at": work.unread_at.text if work.unread_at and work.unread_is_apart else None},
     }
     ignored_ms: Floats = np.zeros_like(ms)
@@ -453,7 +458,8 @@ def _counted(judged: Run, account: Account, work: WorkOfStep) -> Iterator[CauseF
         if not lost_ms.any():
             continue
         at: StackFrame | None = getattr(work, f"{op}_at")
-        whole = 1 + part if op in BESIDE else 1
+        beside = work.discarded_beside / work.flops if op == "discarded" else part if op in BESIDE else 0.0
+        whole = 1 + beside
         found = finding(op, what, at, lost_ms / whole, **facts_of.get(op, {}))
         found.facts["part"] = part / whole or None
         lines = range(at.line, at.line + 1) if op in OF_ITS_LINE and at is not None else None
