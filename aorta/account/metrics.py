@@ -61,7 +61,9 @@ TELEMETRY = ("power_w", "sm_clock_mhz", "memory_clock_mhz", "temperature_c", "ut
 WORK = "tokens_per_step"
 ENERGY = "energy_per_token_mj"
 THROTTLED = "throttled"
-MEASURES = (WORK, *RATES, ENERGY, *MEMORY, *TELEMETRY, THROTTLED)
+CORES = "cores_used"
+"""Of the host, on average over a step, by all threads of the process."""
+MEASURES = (WORK, *RATES, ENERGY, *MEMORY, *TELEMETRY, THROTTLED, CORES)
 """Measures of every run, null if unknown. If the device reports that something held its clocks down there
 is also throttled.<reason>: 1 in steps for which it did, else 0."""
 COUNTED = ("alloc_retries", "device_frees")
@@ -133,6 +135,7 @@ MEANINGS = {
     "temperature_c": Meaning("lower", "°C", "temperature"),
     "utilization_percent": Meaning("higher", "percent", "device utilization"),
     "throttled": Meaning("lower", "", "clocks held down"),
+    "cores_used": Meaning("neither", "cores", "cores of the host"),
     "tokens_per_step": Meaning("neither", "tokens", "tokens per step"),
 }
 """Meanings by the name before a dot: transfer_ms covers transfer_ms.all_gather too. comm_ms.<op> and

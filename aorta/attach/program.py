@@ -9,11 +9,12 @@ import math
 import os
 import re
 import sys
+import time
 import weakref
 from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from aorta.launcher import num_local_ranks
 from aorta.records.libraries import library_of, program_frame
@@ -31,6 +32,12 @@ QUOTAS = (
     ("/sys/fs/cgroup/cpu/cpu.cfs_quota_us", "/sys/fs/cgroup/cpu/cpu.cfs_period_us"),
 )
 """Microseconds of CPU time, and in how many; of cgroups of version 2 and 1."""
+STAT = "/proc/stat"
+"""Linux: what each CPU has done since the system began; 15 us to read on two, up to 1 ms on many."""
+USAGES = (("/sys/fs/cgroup/cpu.stat", 1e6), ("/sys/fs/cgroup/cpuacct/cpuacct.usage", 1e9))
+"""Of cgroups of version 2 and 1: the CPU time of the container's processes, of which as many are a second."""
+LEAST_S = 1.0
+"""In which ticks of 10 ms tell how much CPUs idle."""
 FSDP_MODULE = "torch.distributed.fsdp._fully_shard._fsdp_param_group"
 FSDP1_MODULE = "torch.distributed.fsdp.fully_sharded_data_parallel"
 FSDP1_PREFETCHES = ("forward_prefetch", "backward_prefetch")
@@ -60,6 +67,8 @@ class ProgramNotes:
         self._iterator = 0
         """The iterator that gave the last batch."""
         self._modes: dict[str, Any] = {}
+        self._core_times: CoreTimes | None = None
+        """As they were with the modes."""
         self.optimizers: weakref.WeakSet[Any] = weakref.WeakSet()
         self._replicas: weakref.WeakSet[Any] = weakref.WeakSet()
 
@@ -175,11 +184,24 @@ class ProgramNotes:
             self._modes["anomaly_at"] = _line_with("detect_anomaly(", [*sys.modules.values()])
         if hooks:
             self._modes["comm_hook_at"] = _line_with(".register_comm_hook(", [*sys.modules.values()])
+        self._core_times = _core_times()
         self.read_fallen_back()
 
     def read_fallen_back(self) -> None:
         """Called at the end again: by then torch may have given up compiling a function."""
         self._modes["fallen_back"] = _fallen_back()
+
+    def read_idle_cores(self) -> None:
+        """Note how many of the process's cores nobody has had since the modes were read, and how many it had
+        itself."""
+        begin, end = self._core_times, _core_times()
+        if begin is None or end is None or end.s - begin.s < LEAST_S:
+            return
+        idle, own = ((now - then) / (end.s - begin.s) for now, then in zip(end[1:3], begin[1:3], strict=True))
+        most = self._modes["num_cores"]
+        if end.of_container_s is not None and begin.of_container_s is not None:
+            most -= (end.of_container_s - begin.of_container_s) / (end.s - begin.s)
+        self._modes |= {"idle_cores": round(max(min(idle, most), 0.0), 3), "own_cores": round(own, 3)}
 
     def described(self) -> dict[str, Any]:
         """For run.json."""
@@ -259,6 +281,38 @@ def _types_of_cpu(torch: Any) -> list[str] | None:
     except (AttributeError, RuntimeError):
         return None
     return [name for name, is_there in found.items() if is_there]
+
+
+class CoreTimes(NamedTuple):
+    """Seconds so far."""
+
+    s: float
+    idle_s: float
+    """Of the CPUs of the process's mask, in which none of the machine's processes had them."""
+    own_s: float
+    """CPU time of the process."""
+    of_container_s: float | None
+    """The same of all processes in its container; None where that may use the whole mask."""
+
+
+def _core_times() -> CoreTimes | None:
+    """None where the system does not tell."""
+    with suppress(OSError, ValueError, IndexError, AttributeError):
+        mask = os.sched_getaffinity(0)
+        rows = [row.split() for row in Path(STAT).read_text().splitlines() if row.startswith("cpu")]
+        ticks = [int(row[4]) + int(row[5]) for row in rows if row[0] in {f"cpu{one}" for one in mask}]
+        of_container_s = _container_s() if _quota() < len(mask) else None
+        if len(ticks) == len(mask) and (of_container_s is not None or _quota() >= len(mask)):
+            idle_s = sum(ticks) / os.sysconf("SC_CLK_TCK")
+            return CoreTimes(time.monotonic(), idle_s, time.process_time(), of_container_s)
+    return None
+
+
+def _container_s() -> float | None:
+    for path, per_s in USAGES:
+        with suppress(OSError, ValueError):
+            return int(Path(path).read_text().replace("usage_usec", "").split()[0]) / per_s
+    return None
 
 
 def _quota() -> int:

@@ -13,9 +13,18 @@ from aorta.account.judge.judged import looked_at, missing, statistic, why_missin
 from aorta.account.judge.kernels import kernels_by_class, kernels_by_name, operators, queue_text
 from aorta.account.judge.phases import PhaseRow, phases_of
 from aorta.account.judge.timed_steps import host_bound_text, remarks, timed_steps
-from aorta.account.load.measures import memory_limit_bytes
+from aorta.account.load.measures import memory_limit_bytes, usable_cores
 from aorta.account.load.rank.kernels import KernelTimeRow, compared_kernels, count_text, kernel_name
-from aorta.account.metrics import ENERGY, MEASURES, PER_STEP, RATES, metric_key, of_operation, operations
+from aorta.account.metrics import (
+    CORES,
+    ENERGY,
+    MEASURES,
+    PER_STEP,
+    RATES,
+    metric_key,
+    of_operation,
+    operations,
+)
 from aorta.account.model import (
     Causes,
     Comparison,
@@ -67,6 +76,7 @@ DEVICE_ROWS = (
     ("power", "power_w", "W"),
     ("SM clock", "sm_clock_mhz", "MHz"),
     ("temperature", "temperature_c", "°C"),
+    ("cores of the host", CORES, ""),
 )
 KERNEL_WORDS = {
     "kernel_ms": " kernels",
@@ -274,7 +284,7 @@ def _measure_rows(dataset: Dataset, rows: Sequence[tuple[str, str, str]]) -> Ite
             name,
             quantity(statistic.median, unit),
             "" if metric in PER_TIME else spread,
-            _memory_limit_text(dataset) if metric == "device_memory_bytes" else "",
+            _limit_text(dataset, metric),
         )
 
 
@@ -287,9 +297,14 @@ def statistic_beside_step(dataset: Dataset, metric: str) -> Statistic | None:
     return found if beside.median is None else beside
 
 
-def _memory_limit_text(dataset: Dataset) -> str:
-    """'of 140 GiB', or '' if the devices' memory is not known."""
-    limit = memory_limit_bytes(dataset.first.noted)
+def _limit_text(dataset: Dataset, metric: str) -> str:
+    """'of 140 GiB', 'of 2, which 2 ranks share; other processes had 0.51'; '' of other metrics, and where
+    nobody knows."""
+    if metric == CORES and (cores := usable_cores(dataset.first.noted)):
+        shared = f", which {cores.num_ranks} ranks share" if cores.num_ranks > 1 else ""
+        others = "" if cores.others is None else f"; other processes had {number(cores.others)}"
+        return f"of {cores.num}{shared}{others}"
+    limit = memory_limit_bytes(dataset.first.noted) if metric == "device_memory_bytes" else None
     return "" if limit is None else f"of {quantity(limit, 'bytes')}"
 
 

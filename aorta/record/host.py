@@ -33,7 +33,7 @@ from aorta.record.journal import Journal
 from aorta.record.phase_memory import BACKWARD, FORWARD, OPTIMIZER, PhaseMemory
 from aorta.records.libraries import OWN, library_of, program_frame
 from aorta.records.schema import HostKind, Phase
-from aorta.steps.notes import CollectiveCall, HostNote, RecordedStep
+from aorta.steps.notes import CollectiveCall, HostNote, RecordedStep, Use
 
 MOST_NOTES = 256
 """Limit of notes per step; what comes after is not noted."""
@@ -465,16 +465,17 @@ def issued_ns(call: CollectiveCall) -> int:
 
 
 class ThreadUse:
-    """Reads the counters of the calling thread; 2 to 3 us a reading."""
+    """Reads counters of the calling thread, and of its process; 2 to 3 us a reading."""
 
     def __init__(self) -> None:
         self._thread: int | None = None
         self._file: int | None = None
 
-    def read(self) -> tuple[int, int, int | None]:
-        """Return the thread, its ns of CPU time and its ns of being ready without a core, since it began.
+    def read(self, with_process: bool = True) -> Use:
+        """Return the thread, its ns of CPU time and of being ready without a core, and its process's of CPU
+        time, since it began.
 
-        The last is None where the system does not count it.
+        That of being ready is None where the system does not count it, that of the process without it.
         """
         thread = get_native_id()  # another one in a forked process, unlike get_ident()
         if thread != self._thread:
@@ -490,7 +491,8 @@ class ThreadUse:
                 ready_ns = int(os.pread(self._file, 64, 0).split()[1])
             except (OSError, ValueError, IndexError):  # a thread that is gone had this one's number
                 self.close()
-        return thread, time.thread_time_ns(), ready_ns
+        process_ns = time.process_time_ns() if with_process else None
+        return thread, time.thread_time_ns(), ready_ns, process_ns
 
     def close(self) -> None:
         if self._file is not None:

@@ -44,12 +44,15 @@ KERNEL_CLASSES = (
 
 
 class HostUse(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """Time on the host's cores that the thread that trains had in a step's window."""
+    """Time on the host's cores that the thread that trains had in a step's window, and its process."""
 
     cpu_ms: float
     """CPU time of the thread."""
     ready_ms: float | None
     """Time ready to run while others had the cores. None: the system does not count it."""
+    process_ms: float | None = None
+    """CPU time of all threads of the process; not of others that it started. None: not
+    read, in steps under 10 ms that the overhead left out and by earlier versions."""
 
 
 Phase = Literal["data", "forward", "backward", "optimizer"]

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from aorta.records.schema import DeviceRecord, HostSpan, HostUse, StepRecord
 from aorta.steps.notes import LeftOutStep, LeftOutSteps, Mark, RecordedStep, ResolverSettings
-from aorta.steps.record import left_out_record
+from aorta.steps.record import left_out_record, ms_of_ns
 from aorta.steps.told import REPEATED, Told
 from aorta.timeline.types import Source
 
@@ -27,7 +27,7 @@ def left_out_records(steps: LeftOutSteps, settings: ResolverSettings, source: So
             whole = _recorded(step, steps, None if place else steps.device)
             last = told.rest_of(left_out_record(whole, settings, source))
         else:
-            start_ns, ready_ns = step.start_ns, step.ready_ns
+            start_ns = step.start_ns
             last = replace(
                 last,
                 step=step.global_step,
@@ -47,7 +47,7 @@ def left_out_records(steps: LeftOutSteps, settings: ResolverSettings, source: So
                     for note in step.notes
                 ],
                 host_use=HostUse(
-                    round(step.cpu_ns / 1e6, 4), None if ready_ns is None else round(ready_ns / 1e6, 4)
+                    round(step.cpu_ns / 1e6, 4), ms_of_ns(step.ready_ns), ms_of_ns(step.process_ns)
                 ),
                 instrument_ms=round(step.own_ns / 1e6, 4),
             )
@@ -70,8 +70,8 @@ def _recorded(step: LeftOutStep, steps: LeftOutSteps, device: DeviceRecord | Non
         not_measured=steps.not_measured,
         rollbacks=step.rollbacks,
         host_notes=step.notes,
-        use_at_start=(0, 0, 0),
-        use_at_end=(0, step.cpu_ns, step.ready_ns),
+        use_at_start=(0, 0, 0, 0),
+        use_at_end=(0, step.cpu_ns, step.ready_ns, step.process_ns),
         own_ns=step.own_ns,
         left_out=steps.reason,
     )

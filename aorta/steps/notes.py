@@ -65,6 +65,8 @@ class LeftOutStep(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """CPU time of the step's thread."""
     ready_ns: int | None
     """Time in which it was ready and had no core. None: not read."""
+    process_ns: int | None
+    """CPU time of its process. None: not read."""
     own_ns: int
     """Time that the recorder's own code took at the step's ends."""
     notes: list[HostNote]
@@ -219,8 +221,9 @@ class LearnedCalls(msgspec.Struct, array_like=True, eq=False):
     """Of the CallSequence that was sent of them; 0: none was."""
 
 
-Use = tuple[int, int, int | None]
-"""A thread, its ns of CPU time, and its ns of being ready without a core, None where nobody counts them."""
+Use = tuple[int, int, int | None, int | None]
+"""A thread, its ns of CPU time, its ns of being ready without a core, and ns of CPU time of its process; None
+where nobody counts or reads them."""
 
 
 class RecordedStep(msgspec.Struct, array_like=True, eq=False):

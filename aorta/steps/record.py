@@ -202,7 +202,15 @@ def host_use(begin: Use | None, end: Use | None) -> HostUse | None:
     """Use of the cores between two readings; None where one is missing, or of another thread."""
     if begin is None or end is None or begin[0] != end[0]:
         return None
-    ready_ns = None if begin[2] is None or end[2] is None else end[2] - begin[2]
     return HostUse(
-        round((end[1] - begin[1]) / 1e6, 4), None if ready_ns is None else round(ready_ns / 1e6, 4)
+        round((end[1] - begin[1]) / 1e6, 4), _ms_between(begin[2], end[2]), _ms_between(begin[3], end[3])
     )
+
+
+def _ms_between(begin_ns: int | None, end_ns: int | None) -> float | None:
+    return None if begin_ns is None or end_ns is None else ms_of_ns(end_ns - begin_ns)
+
+
+def ms_of_ns(ns: int | None) -> float | None:
+    """As a line has them."""
+    return None if ns is None else round(ns / 1e6, 4)

@@ -1,6 +1,7 @@
 """What is described of a program's loaders, wrappers and optimizers, and where they were made."""
 
 import inspect
+import os
 import sys
 import tracemalloc
 from functools import partial
@@ -14,7 +15,8 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_
 from torch.distributed.device_mesh import init_device_mesh
 from torch.utils.data import DataLoader
 
-from aorta.attach.program import MOST, ProgramNotes, _line_with
+from aorta.attach import program
+from aorta.attach.program import MOST, CoreTimes, ProgramNotes, _line_with
 from aorta.records.reader import read_run
 from tests.dist.launch import run_python
 
@@ -171,6 +173,68 @@ def test_descriptions_are_bounded(notes):
     for size in range(1, MOST + 10):
         notes.loader_made(DataLoader([1], batch_size=size))
     assert len(notes.described()["loaders"]) == MOST
+
+
+STAT = """cpu  900 0 900 900 900 0 0 0 0 0
+cpu0 10 0 20 300 100 0 0 0 0 0
+cpu1 10 0 20 999 999 0 0 0 0 0
+cpu2 10 0 20 50 0 0 0 0 0 0
+cpu10 10 0 20 777 0 0 0 0 0 0
+intr 1009424 0 0
+"""
+
+
+@pytest.mark.parametrize(
+    ("quota", "usage", "found"),
+    [
+        pytest.param(2, None, (4.5, None), id="no-limit"),
+        pytest.param(1, "usage_usec 2500000\nuser_usec 1\n", (4.5, 2.5), id="a-limit"),
+        pytest.param(1, None, None, id="a-limit-of-which-nobody-tells-the-use"),
+    ],
+)
+def test_idle_time_is_of_the_cpus_of_the_mask(monkeypatch, tmp_path, quota, usage, found):
+    """CPUs 0 and 2, which have idled for 400 and 50 ticks of 10 ms."""
+    (tmp_path / "stat").write_text(STAT)
+    if usage:
+        (tmp_path / "cpu.stat").write_text(usage)
+    monkeypatch.setattr(program, "STAT", str(tmp_path / "stat"))
+    monkeypatch.setattr(program, "USAGES", ((str(tmp_path / "cpu.stat"), 1e6),))
+    monkeypatch.setattr(program, "_quota", lambda: quota)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: {0, 2})
+    monkeypatch.setattr(os, "sysconf", lambda name: 100)
+    times = program._core_times()
+    assert (times and (times.idle_s, times.of_container_s)) == found
+
+
+def test_a_system_that_does_not_tell_what_cpus_do_has_no_idle_cores(monkeypatch, notes):
+    monkeypatch.setattr(program, "STAT", "/proc/no-such-file")
+    monkeypatch.setattr(program, "LEAST_S", 0.0)
+    notes.read_modes(torch)
+    notes.read_idle_cores()
+    assert "idle_cores" not in notes.described()["modes"]
+
+
+@pytest.mark.parametrize(
+    ("end", "found"),
+    [
+        pytest.param(CoreTimes(110.0, 35.0, 18.0, None), (2.5, 1.5), id="of-four"),
+        pytest.param(CoreTimes(110.0, 35.0, 18.0, 24.0), (1.6, 1.5), id="of-its-container-s-four"),
+        pytest.param(CoreTimes(110.0, 90.0, 18.0, None), (4.0, 1.5), id="never-more-than-there-are"),
+        pytest.param(CoreTimes(100.5, 12.0, 4.0, None), None, id="too-short-for-ticks"),
+        pytest.param(None, None, id="no-longer-told"),
+    ],
+)
+def test_cores_that_nobody_had_are_counted_between_the_third_step_and_the_end(monkeypatch, notes, end, found):
+    """In 10 s CPUs idled for 25, the process had 15 s, and its container 24."""
+    begin = CoreTimes(100.0, 10.0, 3.0, None if end is None or end.of_container_s is None else 0.0)
+    times = iter((begin, end))
+    monkeypatch.setattr(program, "_core_times", lambda: next(times))
+    notes.read_modes(torch)
+    notes._modes["num_cores"] = 4
+    notes.read_idle_cores()
+    modes = notes.described()["modes"]
+    told = (modes["idle_cores"], modes["own_cores"]) if "idle_cores" in modes else None
+    assert told == found
 
 
 @pytest.mark.parametrize(("num", "found"), [(1, True), (2, False)])

@@ -15,8 +15,8 @@ class Uses:
     def __init__(self) -> None:
         self.thread_use = self
 
-    def read(self) -> tuple[int, int, None]:
-        return 0, 0, None
+    def read(self) -> tuple[int, int, None, int]:
+        return 0, 0, None, 0
 
 
 class AlwaysFive:

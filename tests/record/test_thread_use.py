@@ -22,14 +22,28 @@ def test_work_is_cpu_time_and_sleep_is_neither(use):
     begin = use.read()
     time.sleep(0.05)
     asleep = use.read()
-    end_ns = time.thread_time_ns() + 20_000_000
-    while time.thread_time_ns() < end_ns:
-        pass
+    busy(20_000_000)
     worked = use.read()
 
     cpu_ms = host_use(begin, asleep).cpu_ms
     assert cpu_ms < 20
     assert host_use(asleep, worked).cpu_ms >= 20
+
+
+def test_work_of_another_thread_is_the_process_s_and_not_the_thread_s(use):
+    begin = use.read()
+    thread = threading.Thread(target=busy, args=(20_000_000,))
+    thread.start()
+    thread.join()
+    used = host_use(begin, use.read())
+    assert used.process_ms >= used.cpu_ms + 15
+    assert used.cpu_ms < 15
+
+
+def busy(ns):
+    end_ns = time.thread_time_ns() + ns
+    while time.thread_time_ns() < end_ns:
+        pass
 
 
 def test_readings_of_two_threads_are_not_compared(use):

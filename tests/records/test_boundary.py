@@ -138,6 +138,7 @@ def test_every_file_of_a_run_is_opened_by_the_one_opener() -> None:
         ("record/profiler.py", "open"),  # the profiler's temporary file
         ("attach/program.py", "Path(SIBLINGS.format(cpu)).read_text"),  # /sys
         ("attach/program.py", "Path(path).read_text"),  # /sys
+        ("attach/program.py", "Path(STAT).read_text"),  # /proc
     }
     calls = {
         (str(path.relative_to(ROOT / "aorta")), ast.unparse(node.func))

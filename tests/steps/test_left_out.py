@@ -13,7 +13,7 @@ SETTINGS = ResolverSettings(
 )  # fmt: skip
 
 
-def step(number, rollbacks=0, ready_ns=None, notes=()):
+def step(number, rollbacks=0, ready_ns=None, notes=(), process_ns=None):
     start_ns = 1_000_000 * number
     return LeftOutStep(
         number,
@@ -23,6 +23,7 @@ def step(number, rollbacks=0, ready_ns=None, notes=()):
         start_ns + 345_678,
         333_333,
         ready_ns,
+        process_ns,
         8_765,
         list(notes),
     )
@@ -43,12 +44,13 @@ NOTES = [
     "blocks",
     [
         pytest.param(
-            [block(step(1), step(2), step(3, notes=NOTES), step(4, ready_ns=12_345))], id="one-block"
+            [block(step(1), step(2), step(3, notes=NOTES), step(4, ready_ns=12_345, process_ns=987_012))],
+            id="one-block",
         ),
         pytest.param([block(step(1)), block(step(2, rollbacks=1), step(3, rollbacks=2))], id="rolled-back"),
         pytest.param([block(step(1)), block(step(2), device=SAMPLE), block(step(3))], id="telemetry"),
         pytest.param([block(step(1), reason="100 % <step>"), block(step(2))], id="reasons"),
-        pytest.param([block(LeftOutStep(0, 0, 5, 5, 5, 0, 0, 0, []))], id="no-time-at-all"),
+        pytest.param([block(LeftOutStep(0, 0, 5, 5, 5, 0, 0, 0, 0, []))], id="no-time-at-all"),
     ],
 )
 def test_neighbours_are_what_each_would_be_alone(blocks):

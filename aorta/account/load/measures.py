@@ -7,13 +7,14 @@ known is NaN here, and `reasons` says why.
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any, TypeGuard
+from typing import Any, NamedTuple, TypeGuard
 
 import numpy as np
 from numpy.typing import NDArray
 
 from aorta.account.load.arrays import Arrays
 from aorta.account.metrics import (
+    CORES,
     COUNTED,
     ENERGY,
     MEMORY,
@@ -38,6 +39,7 @@ NOT_GIVEN = {
     "peak_flops": "the peak rate of the device is not known",
     "power_w": "no telemetry in the records",
     "memory": "the records tell nothing of an allocator",
+    CORES: "the records tell no CPU time of whole processes",
 }
 MAY_SHARE = "ranks may work on the same samples: no DDP or fully_shard was seen, and no layout was given"
 
@@ -78,7 +80,7 @@ def add_measures(
         )
     peak_flops_per_s = np.nan if run.peak_flops is None else run.peak_flops.flops_per_s
     metrics.derive("mfu", lambda tflops: tflops * 1e12 / peak_flops_per_s, "model_tflops_per_gpu")
-    for name in (*MEMORY, *TELEMETRY, THROTTLED):
+    for name in (*MEMORY, *TELEMETRY, THROTTLED, CORES):
         if name not in metrics:
             metrics[name] = unknown
     for name in COUNTED:
@@ -147,6 +149,43 @@ def memory_limit_bytes(run: RunRecord) -> float | None:
     return min(sizes, default=None)
 
 
+def num_local_ranks(run: RunRecord) -> int:
+    """Ranks on a machine: as its launcher said, or one for each GPU, or all."""
+    told = _modes(run).get("num_local_ranks")
+    devices = sum(row.get("kind") in GPU_KINDS for row in run.devices)
+    return int(told) if _is_count(told) else max(min(run.world_size, devices or run.world_size), 1)
+
+
+class UsableCores(NamedTuple):
+    """That a rank's process may use, by its mask and its container's limit."""
+
+    num: int
+    num_ranks: int
+    """That share them."""
+    others: float | None
+    """Of these, that other processes had on average over the run; None: not measured."""
+
+
+def usable_cores(run: RunRecord) -> UsableCores | None:
+    """None where nobody counted them. Ranks that are bound to cores have masks of their own, of which one is
+    known."""
+    modes = _modes(run)
+    num = modes.get("num_cores")
+    if not _is_count(num):
+        return None
+    of_machine = {row.get("num_usable_cpus") for row in run.devices if row.get("kind") == "cpu"}
+    num_ranks = num_local_ranks(run) if modes.get("shares_cores", num in of_machine) else 1
+    idle, own = modes.get("idle_cores"), modes.get("own_cores")
+    is_known = isinstance(idle, int | float) and isinstance(own, int | float)
+    return UsableCores(int(num), num_ranks, max(num - idle - own * num_ranks, 0.0) if is_known else None)
+
+
+def _modes(run: RunRecord) -> Mapping[str, Any]:
+    """Settings of the process, which may be anybody's."""
+    modes = (run.program or {}).get("modes")
+    return modes if isinstance(modes, Mapping) else {}
+
+
 def peak_text(run: RunRecord) -> str:
     """'989 TFLOP/s bf16, NVIDIA H200 SXM 141 GB (NVIDIA H200 data sheet, dense rates, 2024-11)'; '' where the
     peak is not known."""
@@ -178,6 +217,7 @@ def _reasons(metrics: Mapping[str, Floats], run: RunRecord, not_measured: dict[s
         "reserved_memory_bytes": memory,
         "device_memory_bytes": device,
         **dict.fromkeys((*TELEMETRY, THROTTLED), device),
+        CORES: NOT_GIVEN[CORES],
     }
     return {name: reason for name, reason in causes.items() if not np.isfinite(metrics[name]).any()}
 

@@ -7,11 +7,13 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from aorta.account.judge.cores import CoresHad
+from aorta.account.load.measures import num_local_ranks, usable_cores
 from aorta.account.load.rank.kernels import NAME_TIME
 from aorta.account.metrics import operations
 from aorta.account.model import Run
 from aorta.account.numbers import byte_text, counted
-from aorta.records.schema import GPU_KINDS, RunRecord
+from aorta.records.schema import RunRecord
 from aorta.records.stacks import StackFrame
 from aorta.timeline.collective import POINT_TO_POINT
 from aorta.timeline.types import TRACE_SOURCES
@@ -79,6 +81,8 @@ HAND_OVER_MS = 1.0
 MOST_WORKERS = 4
 CROWDED = 0.1
 """Part of the step in which others have the cores, from which on no core is free."""
+LEAST_FREE = 0.25
+"""Of a core, that a worker needs to be worth it."""
 USUAL_BUCKET_MB = 25.0
 SYNCED = re.compile(r"2\.(1[3-9]|[2-9]\d)|[3-9]\.")
 """Versions of torch that call DDP's broadcast_buffers forward_sync_buffers, and warn of the old name."""
@@ -234,27 +238,25 @@ def bytes_of_optimizers(run: RunRecord) -> float:
     return sum(_number(row, "parameter_bytes") for row in rows)
 
 
-def workers_of(run: RunRecord, core_taken: float, waited_ms: float) -> tuple[frozenset[str], dict[str, str]]:
+def workers_of(
+    run: RunRecord, core_taken: float, waited_ms: float, had: CoresHad | None = None
+) -> tuple[frozenset[str], dict[str, str]]:
     """What is to be said of more workers: names of PROGRAM that hold, and how many have cores beside the one
     of each rank that trains. MOST_WORKERS where nobody counted the cores.
 
-    core_taken: part of the step in which others have the cores. waited_ms: for batches, in a step.
+    core_taken: part of the step in which others have the cores. waited_ms: for batches, in a step. had: as
+    measured, less than LEAST_FREE of a core for each rank is none.
     """
     names = {"short_batch"} if 0 < waited_ms < HAND_OVER_MS else set()
     modes = noted_modes(run)
     cores = int(_number(modes, "num_cores"))
     if not cores:
         return frozenset(names), {"workers": str(MOST_WORKERS)}
-    free = cores // _num_local(run, modes) - 1
-    if free < 1 or core_taken > CROWDED:
+    free = cores // num_local_ranks(run) - 1
+    is_used = had is not None and had.free < LEAST_FREE * num_local_ranks(run)
+    if free < 1 or core_taken > CROWDED or is_used:
         names.add("no_core")
     return frozenset(names), {"workers": str(max(min(free, MOST_WORKERS), 1)), "cores": str(cores)}
-
-
-def _num_local(run: RunRecord, modes: Mapping[str, Any]) -> int:
-    """Ranks on a machine: as its launcher said, or one for each GPU, or all."""
-    devices = sum(row.get("kind") in GPU_KINDS for row in run.devices)
-    return int(_number(modes, "num_local_ranks")) or max(min(run.world_size, devices or run.world_size), 1)
 
 
 def crowded_at(run: RunRecord) -> StackFrame | None:
@@ -272,15 +274,14 @@ def _crowd(
 ) -> None:
     """Whether the ranks of a machine take cores from each other, and a process from itself, or leave most of
     them out, as the program asked for."""
-    cores, threads = int(_number(modes, "num_cores")), int(_number(modes, "num_threads"))
+    cores, num_ranks, others = usable_cores(run) or (0, 1, None)
+    threads = int(_number(modes, "num_threads"))
     num_workers = 0 if loader is None else int(_number(loader, "num_workers"))
-    # Ranks that are bound to cores have masks of their own, of which one is known.
-    all_cores = {row.get("num_usable_cpus") for row in run.devices if row.get("kind") == "cpu"}
-    shares = modes.get("shares_cores", cores in all_cores)
-    num_ranks = _num_local(run, modes) if shares else 1
     set_at = modes.get("threads_at")
     place = f"{Path(set_at[0]).name}:{set_at[1]}" if set_at else ""
-    if 0 < cores < num_ranks * (threads + num_workers):
+    # Workers are among the others.
+    is_of_others = others is not None and others - num_ranks * num_workers > cores / 2
+    if 0 < cores < num_ranks * (threads + num_workers) and not is_of_others:
         names.add("own_crowd")
         workers = f" and {counted(num_workers, 'loader worker')} (of {(loader or {}).get('site')})"
         each = f"{counted(threads, 'thread')} of torch{f' (set at {place})' if place else ''}"

@@ -22,6 +22,7 @@ from aorta.account.cause import (
 from aorta.account.judge.alike import is_whole_trace
 from aorta.account.judge.cells import IDLE_CELLS, LARGE_SHARE, LOSSES, Account, account_of, is_device_busy
 from aorta.account.judge.contradictions import please_report
+from aorta.account.judge.cores import cores_had
 from aorta.account.judge.judged import MOST_NUMBERS, last_holds_the_end, looked_at
 from aorta.account.judge.late import LateRank, steps_left_out
 from aorta.account.judge.occasional import Occasions, occasions, of_all_steps
@@ -728,8 +729,9 @@ def cause_of(
         return None  # slow by their lengths alone: the host was ahead, and lets the device catch up
     facts = fact_texts(finding, judged, account, path) | program_of(judged.noted)[1]
     waited_ms = value.each_ms if finding.kind == "data_loading" else 0.0
-    of_workers = workers_of(judged.noted, account.share("core_taken"), waited_ms)
+    of_workers = workers_of(judged.noted, account.share("core_taken"), waited_ms, cores_had(judged))
     stack, facts = stack | of_workers[0], facts | of_workers[1]
+    stack -= {"one_thread"} if "no_core" in stack else set()
     facts |= {"do": "do it", "at_line": "", "counted": "judged" if account.usual is None else "recorded"}
     if line is not None:
         at = finding.facts.get("loop_lines", line.text)

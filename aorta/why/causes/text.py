@@ -10,6 +10,7 @@ from aorta.account.cause import Cause, CodeLine
 from aorta.account.judge.alike import is_window
 from aorta.account.judge.answer import loss_texts, losses
 from aorta.account.judge.cells import CELLS, LARGE_SHARE, Account, account_of
+from aorta.account.judge.cores import cores_had
 from aorta.account.judge.kernels import kernels_by_class, kernels_by_name
 from aorta.account.judge.outside import OUTSIDE_WORDS
 from aorta.account.judge.phases import evaluation_text, largest_beside_the_model, largest_text, phases_of
@@ -352,6 +353,9 @@ def fact_texts(finding: CauseFinding, judged: Run, account: Account, path: str) 
     texts = {"path": path, "step_ms": step_ms, "num_ranks": str(len(judged.ranks)), "others": "others"}
     texts["who"] = "all ranks" if len(judged.ranks) > 1 else "the rank"
     texts["whose"] = "of other programs or of the ranks themselves (gloo's, a loader's)"
+    if finding.kind == "core_taken" and (had := cores_had(judged)):
+        by_whom = f"{number(had.ranks)} and other processes {number(had.others)}"
+        texts["whose"] = f"{texts['whose']}; of {counted(had.num, 'core')} the ranks had {by_whom}"
     for name, value in finding.facts.items():
         if isinstance(value, str):
             texts[name] = value

@@ -38,17 +38,17 @@ def random_record(rng, step, source):
         between_steps_ms=rng.choice([None, 0.0, 7.0]),
         host_spans=rng.choice([spans] * 5 + [None]),
         active_segments=segments,
-        host_use=rng.choice([None, HostUse(3.0, 4.0), HostUse(5.0, None)]),
+        host_use=rng.choice([None, HostUse(3.0, 4.0), HostUse(5.0, None), HostUse(5.0, 1.0, 50.0)]),
     )
 
 
 def expected_use(record):
     if record.host_use is None:
         return {}
-    ready_ms = record.host_use.ready_ms
-    return {"host.use.cpu": record.host_use.cpu_ms} | (
-        {} if ready_ms is None else {"host.use.ready": ready_ms}
-    )
+    use, found = record.host_use, {"host.use.cpu": record.host_use.cpu_ms}
+    found |= {} if use.ready_ms is None else {"host.use.ready": use.ready_ms}
+    has_cores = use.process_ms is not None and record.step_ms is not None
+    return found | ({"cores_used": use.process_ms / record.step_ms} if has_cores else {})
 
 
 def expected_columns(record):

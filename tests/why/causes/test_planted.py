@@ -8,7 +8,7 @@ import pytest
 
 from aorta.account.judge.judged import dataset, judge
 from aorta.account.load.open import load_run
-from aorta.records.schema import LineOfWork, LossLoop, OperatorLoop, QuietCalls, WorkOfStep
+from aorta.records.schema import HostUse, LineOfWork, LossLoop, OperatorLoop, QuietCalls, WorkOfStep
 from aorta.records.stacks import StackFrame
 from aorta.why.causes.losses import needless
 from aorta.why.causes.rank import found_causes
@@ -517,6 +517,46 @@ def test_cores_that_idle_cost_their_part_of_what_operators_compute(
     assert all(
         "threads may, beside another thread of the process, save up to" in text for text in told.no_loss
     )
+
+
+@pytest.mark.parametrize(
+    ("threads", "process_ms", "idle", "ms"),
+    [
+        # Of 4 cores and 30 ms of work, all of the thread's; others have what neither it nor nobody has.
+        pytest.param(1, 30.0, 3.0, 0.7 * 0.75 * 30, id="nobody-has-them"),
+        pytest.param(1, 30.0, 2.0, 0.7 * 0.5 * 30, id="others-have-one"),
+        pytest.param(1, 30.0, 0.4, None, id="others-have-them"),
+        pytest.param(1, 102.0, 0.6, None, id="other-threads-of-the-process-have-them"),
+        pytest.param(2, 60.0, 2.0, 0.7 * 0.5 * 30, id="both-threads-work"),
+        pytest.param(2, 33.0, 2.9, None, id="the-second-thread-has-nothing-to-do"),
+    ],
+)
+def test_cores_that_idle_are_measured(tmp_path, threads, process_ms, idle, ms):
+    modes = {"num_threads": threads, "num_whole_cores": 4, "num_cores": 4, "threads_at": (TRAIN, 7)}
+    run = run_record(1, work=WorkOfStep(flops=1.0, lines=[]))
+    run.program = {"modes": modes | {"idle_cores": idle, "own_cores": process_ms / 30.0}}
+
+    def make(rank, step, noise):
+        return Host().work(30.0), {"world_size": 1, "host_use": HostUse(30.0, 0.0, process_ms)}
+
+    named = causes(judge(load_run(run_of(tmp_path / "run", make, run, width=1), "run")))
+    assert [cause.ms for cause in named] == ([] if ms is None else [pytest.approx(ms, rel=0.01)])
+    for cause in named:
+        assert f"of its 4 cores {4 - idle:.2f} were in use on average" in " ".join(cause.evidence)
+        assert f"torch.set_num_threads({threads + round(idle)})" in cause.change
+
+
+def test_who_has_the_cores_that_are_taken_is_measured(tmp_path):
+    """Of 2 cores a rank has half a one, and 1.5 are others'."""
+    modes = {"num_threads": 1, "num_cores": 2, "idle_cores": 0.0, "own_cores": 0.5}
+    run = run_record(1, program={"modes": modes})
+
+    def make(rank, step, noise):
+        return Host().work(30.0), {"world_size": 1, "host_use": HostUse(15.0, 15.0, 15.0)}
+
+    [cause] = causes(judge(load_run(run_of(tmp_path / "run", make, run, width=1), "run")))
+    assert cause.kind == "core_taken"
+    assert "of 2 cores the ranks had 0.500 and other processes 1.50" in cause.evidence[0]
 
 
 def test_cores_that_one_process_leaves_out_are_a_cause_though_it_says_so(tmp_path):

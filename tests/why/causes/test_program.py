@@ -6,6 +6,7 @@ from types import SimpleNamespace
 import msgspec
 import pytest
 
+from aorta.account.judge.cores import CoresHad
 from aorta.account.judge.judged import judge
 from aorta.account.load.open import load_run
 from aorta.records.schema import CallSite, CallSites
@@ -426,6 +427,20 @@ def test_workers_are_offered_as_far_as_there_are_cores_for_them(cores, num_ranks
     assert (found, facts["workers"]) == (names, str(workers))
 
 
+@pytest.mark.parametrize(
+    ("ranks", "others", "names"),
+    [
+        pytest.param(1.0, 0.5, set(), id="half-a-core-idles"),
+        pytest.param(1.9, 0.0, {"no_core"}, id="threads-of-torch-have-them"),
+        pytest.param(1.0, 1.0, {"no_core"}, id="other-programs-have-them"),
+    ],
+)
+def test_workers_need_cores_that_idle_as_measured(ranks, others, names):
+    """Of two; a rank's thread is ready at once, so that nothing else tells."""
+    run = msgspec.structs.replace(run_record(1), program={"modes": {"num_cores": 2}})
+    assert workers_of(run, 0.0, 9.0, CoresHad(2, ranks, 0.0, others))[0] == names
+
+
 def test_rows_of_a_tensor_are_indexed_at_once_and_need_no_workers(tmp_path):
     folder = run_of(tmp_path / "run", slow_loader, run_record(2, program={"loaders": [LOADER]}))
     for rank in (0, 1):
@@ -549,6 +564,9 @@ def test_a_process_with_more_threads_than_cores_takes_its_own(cores, is_crowded)
         pytest.param({"num_threads": 2}, None, id="as-many-as-cores"),
         pytest.param({"num_local_ranks": 1}, None, id="ranks-on-machines-of-their-own"),
         pytest.param({"shares_cores": False}, None, id="bound-to-cores-of-their-own"),
+        # Ranks have two cores, and others the rest.
+        pytest.param({"idle_cores": 0.0, "own_cores": 1.2}, "OMP_NUM_THREADS=2", id="they-have-them"),
+        pytest.param({"idle_cores": 0.0, "own_cores": 0.5}, None, id="other-programs-have-them"),
     ],
 )
 def test_the_ranks_of_a_machine_have_threads_for_its_cores_together(modes, fewer):

@@ -8,6 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aorta.account.load.rank.columns import Floats
+from aorta.account.metrics import CORES
+from aorta.account.rows import ratio
 from aorta.records.schema import HOST_KINDS, HostKind
 from aorta.records.table import HostSpans, StepTable
 from aorta.timeline.row_intervals import (
@@ -69,8 +71,8 @@ def host_metrics(block: StepTable) -> dict[str, Floats]:
     host.<kind>: ms in the body without exposed communication; host.<kind>.after: ms behind it;
     host.between_steps: ms behind it in no span and without exposed communication;
     host.idle.<kind>: ms of idle device, where the line has segments and there is a device, also for BETWEEN
-    and OTHER; host.use.*: what the thread had of the cores. A kind for which lines give a reason
-    (host_spans.<kind> in not_measured) has no columns.
+    and OTHER; host.use.*: what the thread had of the cores, CORES: its process. A kind for which lines give
+    a reason (host_spans.<kind> in not_measured) has no columns.
     """
     window_ms = block.numbers("step_ms")
     is_noted = block.has("host_spans")
@@ -190,7 +192,12 @@ def _windows(is_noted: NDArray[np.bool_], window_ms: Floats) -> tuple[Floats, Fl
 
 def _use(block: StepTable) -> dict[str, Floats]:
     """Columns that no line has are left out."""
-    columns = {CPU: block.numbers("host_use.cpu_ms"), READY: block.numbers("host_use.ready_ms")}
+    step_ms, process_ms = block.numbers("step_ms"), block.numbers("host_use.process_ms")
+    columns = {
+        CPU: block.numbers("host_use.cpu_ms"),
+        READY: block.numbers("host_use.ready_ms"),
+        CORES: None if step_ms is None or process_ms is None else ratio(process_ms, step_ms),
+    }
     return {name: np.maximum(values, 0.0) for name, values in columns.items() if values is not None}
 
 

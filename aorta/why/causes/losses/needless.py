@@ -16,13 +16,14 @@ import msgspec
 import numpy as np
 
 from aorta.account.judge.cells import Account
+from aorta.account.judge.cores import cores_had
 from aorta.account.judge.stacks import sampled, sampled_ms, samples_of_ranks
 from aorta.account.load.measures import memory_limit_bytes
 from aorta.account.load.rank.kernels import NAME_COUNT, NAME_TIME, TIME
 from aorta.account.load.rank.phases import PREFIX
 from aorta.account.metrics import of_operation, operations
 from aorta.account.model import Run
-from aorta.account.numbers import counted, percent
+from aorta.account.numbers import counted, number, percent
 from aorta.account.rows import positive
 from aorta.records.schema import LineOfWork, OperatorLoop, WorkOfStep
 from aorta.records.stacks import StackFrame
@@ -557,8 +558,8 @@ def loop_of(work: WorkOfStep) -> OperatorLoop | None:
         large = [line for line in lines if line.operators >= LEAST * loop.all_operators]
         num, most = sum(line.operators for line in large), max(lines, key=lambda line: line.operators).at
         if most.outer_function != loop.at.outer_function and num >= NEARLY_ALL * loop.all_operators:
-            numbers = [line.at.line for line in large]
-            return msgspec.structs.replace(loop, at=most, first_line=min(numbers), last_line=max(numbers))
+            lines = [line.at.line for line in large]
+            return msgspec.structs.replace(loop, at=most, first_line=min(lines), last_line=max(lines))
     return loop
 
 
@@ -581,12 +582,20 @@ def idle_cores(judged: Run, account: Account) -> Iterator[CauseFinding]:
     threads, cores = modes.get("num_threads"), modes.get("num_whole_cores")
     if account.on_device or work is None or not threads or not cores:
         return
-    used = len(judged.ranks) * threads
-    num_workers = sum(row.get("num_workers") or 0 for row in noted_program(judged.noted).get("loaders") or [])
-    enough = cores // len(judged.ranks)
-    is_busy = used + len(judged.ranks) * num_workers > MOST_USED * cores or enough <= threads
+    num_ranks, had, share = len(judged.ranks), cores_had(judged), account.share(*WORK)
+    used, num_workers = num_ranks * threads, 0
+    if had is None:
+        num_workers = sum(
+            row.get("num_workers") or 0 for row in noted_program(judged.noted).get("loaders") or []
+        )
+    else:  # of CPUs that a processor shows twice each may be on a core of its own
+        used = max(used, had.ranks + had.others)
+    enough = min(cores // num_ranks, threads + round((cores - used) / num_ranks))
+    is_busy = used + num_ranks * num_workers > MOST_USED * cores or enough <= threads
+    # Threads that have little to do are no fewer than the operators can use.
+    are_idle = had is not None and had.helpers < HALF * (threads - 1) * share
     work_ms = work_ms_of(account)
-    if is_busy or account.share("core_taken") > LARGE or account.share(*WORK) < HALF:
+    if is_busy or are_idle or account.share("core_taken") > LARGE or share < HALF:
         return
     operators_ms = SMALL_CALL_MS * sum(line.operators for line in work.lines)
     part = THREADS_SAVE * (1 - used / cores) * max(1 - operators_ms / float(work_ms.mean()), 0.0)
@@ -600,6 +609,8 @@ def idle_cores(judged: Run, account: Account) -> Iterator[CauseFinding]:
         "at": None if at is None else StackFrame(at[0], at[1], "<module>", True),
         "threads": counted(threads, "thread"),
         "whole_cores": f"{cores}",
+        "alone_on": f"{cores}" if had is None else None,
+        "used_cores": None if had is None else number(had.ranks + had.others),
         "enough": f"{enough}",
     }
     yield CauseFinding("compute", part * work_ms, TAKES, facts=facts)
