@@ -564,9 +564,12 @@ class ModelCalls:
         repeats, backwards_at = self._graphs.repeats()
         of_backward = sum(self._times[key] * (one.flops - one.forward[0]) for key, one in counted.items())
         sums["rows_bytes"] = Counter[StackFrame | None]()
+        looked_up = 0, 0
         for number, table in tables.items():  # of which one line may look up several
             if number in self._trained and (num := table.num_rows - table.num_looked_up) > 0:
                 sums["rows_bytes"][table.line] += num * table.row_bytes
+                of_table = table.num_looked_up, table.num_looked_up * table.row_bytes
+                looked_up = looked_up[0] + of_table[0], looked_up[1] + of_table[1]
         found = {name: by_line for name, by_line in sums.items() if by_line.total()}
         lines = {
             f"{name.removesuffix('_bytes')}_at": max(by_line, key=by_line.__getitem__)
@@ -586,6 +589,8 @@ class ModelCalls:
             "before_at": before_at,
             "backwards": repeats * of_backward,
             "backwards_at": backwards_at,
+            "rows_looked_up": looked_up[0],
+            "rows_looked_up_bytes": float(looked_up[1]),
             "padding": padding,
             "padding_columns": columns,
             "scores_num": max((one.needless.scores_num for one in counted.values()), default=0),

@@ -618,6 +618,10 @@ class WorkOfStep(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     rows_bytes: float = 0.0
     """Of gradients: rows of tables that the step does not look up."""
     rows_at: StackFrame | None = None
+    rows_looked_up: int | None = None
+    """Rows that lookups in these tables name, each as often as it is named. None: of a version that did not
+    count them."""
+    rows_looked_up_bytes: float = 0.0
     twice: float = 0.0
     """Forward without gradients, of batches that the model has in the step anyway; none of `flops`."""
     twice_bytes: float = 0.0

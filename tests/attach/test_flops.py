@@ -816,6 +816,8 @@ def test_gradients_of_rows_that_nobody_looks_up(form, num_rows):
     model = Looked(form)
     work = worked(model, torch.optim.SGD(model.parameters(), 0.1), lambda: model(IDS))
     assert work.rows_bytes == 4 * D * num_rows
+    num_looked_up = {"dense": B * S, "two in a line": 2 * B * S}.get(form, 0)
+    assert (work.rows_looked_up, work.rows_looked_up_bytes) == (num_looked_up, 4 * D * num_looked_up)
     assert not num_rows or work.rows_at.function == "Looked.forward"
 
 

@@ -176,8 +176,9 @@ def usable_cores(run: RunRecord) -> UsableCores | None:
     of_machine = {row.get("num_usable_cpus") for row in run.devices if row.get("kind") == "cpu"}
     num_ranks = num_local_ranks(run) if modes.get("shares_cores", num in of_machine) else 1
     idle, own = modes.get("idle_cores"), modes.get("own_cores")
-    is_known = isinstance(idle, int | float) and isinstance(own, int | float)
-    return UsableCores(int(num), num_ranks, max(num - idle - own * num_ranks, 0.0) if is_known else None)
+    if not isinstance(idle, int | float) or not isinstance(own, int | float):
+        return UsableCores(int(num), num_ranks, None)
+    return UsableCores(int(num), num_ranks, max(num - idle - own * num_ranks, 0.0))
 
 
 def _modes(run: RunRecord) -> Mapping[str, Any]:

@@ -817,6 +817,8 @@ def cause_of(
         limit, not_known = "at most", finding.facts.get("not_known", what)
     if limit is not None:
         interval, why_no_interval = None, f"{limit}: {not_known} is not known"
+    if finding.facts.get("unbounded"):
+        interval, why_no_interval = None, str(finding.facts["unbounded"])
     if line is not None and line.num_samples:
         evidence.append(seen_text(line))
     evidence += filter(None, (grows, waits_text(calls), issued_text(finding, judged)))

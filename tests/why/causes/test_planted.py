@@ -483,6 +483,50 @@ def test_padding_whose_targets_are_ignored_is_not_told_twice(tmp_path):
 
 
 @pytest.mark.parametrize(
+    ("looked_up", "optimizers", "ms"),
+    [
+        # 40 MB are written for 10 ms at 4 GB/s, and four fifths of Adam's 10 ms are theirs.
+        pytest.param((1000, 2.56e5), [("Adam", 5e7)], 10.0 + 8.0 - 0.3 - 0.4 - 1.41, id="few"),
+        pytest.param((30_000, 7.68e6), [("Adam", 5e7)], None, id="as-many-as-take-longer-than-all-rows"),
+        pytest.param(
+            (1000, 2.56e5), [("Adam", 4e7), ("SGD", 4e7)], 10 + 10 * 3 / 23 - 2.11, id="of-adam-or-sgd"
+        ),
+        pytest.param(
+            (1000, 2.56e5), [("SGD", 4.1e7), ("Adam", 1e7)], 10 + 10 * 120 / 323 - 2.11, id="of-sgd"
+        ),
+        pytest.param((None, 0.0), [("Adam", 5e7)], 18.0, id="of-an-earlier-version"),
+    ],
+)
+def test_rows_that_are_looked_up_cost_a_sparse_update(tmp_path, looked_up, optimizers, ms):
+    work = WorkOfStep(
+        flops=100.0,
+        rows_bytes=4e7,
+        rows_at=AT,
+        rows_looked_up=looked_up[0],
+        rows_looked_up_bytes=looked_up[1],
+    )
+    run = run_record(2, work=work)
+    rows = [{"kind": kind, "parameter_bytes": size} for kind, size in optimizers]
+    run.program = {"optimizers": rows}
+
+    def make(rank, step, noise):
+        return Host().work(30.0).work(10.0, "optimizer", "Adam", 1 << 20).comm(2.0)
+
+    told = [one for one in found(tmp_path / "run", make, run) if "not looked up" in one.subject]
+    assert [one.ms for one in told] == ([] if ms is None else [pytest.approx(ms, rel=0.01)])
+    if not told:
+        return
+    [cause] = told
+    assert cause.interval_ms is None
+    is_least = looked_up[0] is not None
+    assert ("at least" in cause.headline) == is_least
+    assert (
+        any("taken off for sparse gradients and their update" in text for text in cause.evidence) == is_least
+    )
+    assert cause.why_no_interval.startswith("at least" if is_least else "what sparse updates take was not")
+
+
+@pytest.mark.parametrize(
     ("threads", "cores", "workers", "set_at", "ms"),
     [
         pytest.param(1, 4, 0, None, 9.8, id="half"),
