@@ -324,7 +324,7 @@ class Dataset(msgspec.Struct, frozen=True):
         return self.runs[0]
 
 
-class ConfidenceInterval(msgspec.Struct, frozen=True):
+class ConfidenceInterval(msgspec.Struct, frozen=True, array_like=True):
     """A 95 % interval."""
 
     low: float
@@ -335,15 +335,18 @@ class MetricComparison(msgspec.Struct, frozen=True):
     """Comparison of one metric of the candidate with the reference."""
 
     name: str
-    unit: str
-    """ms, GB/s, bytes, or '' (a ratio or a count)."""
-    direction: Direction
     reference: float | None
     candidate: float | None
     ratio: float | None
     """candidate / reference of steps taken together, so that it may differ from that of the medians."""
     interval: ConfidenceInterval | None
     """Interval of the ratio, on a log scale. None for what may be 0, and where it would tell nothing."""
+    verdict: Verdict
+    reason: str
+    """Why it is not judged, or what to know about the verdict; may be ''."""
+    unit: str
+    """ms, GB/s, bytes, or '' (a ratio or a count)."""
+    direction: Direction = msgspec.field(name="better")
     difference: float | None
     """candidate - reference, in unit."""
     difference_interval: ConfidenceInterval | None
@@ -351,9 +354,6 @@ class MetricComparison(msgspec.Struct, frozen=True):
     """p-value of this metric alone."""
     p_adjusted: float | None
     """Of parts of the step, after allowing for all of them (Holm); of the main metric as p_value."""
-    verdict: Verdict
-    reason: str
-    """Why it is not judged, or what to know about the verdict; may be ''."""
 
 
 class Part(msgspec.Struct, frozen=True):

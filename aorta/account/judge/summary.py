@@ -17,12 +17,8 @@ from aorta.account.judge.timed_steps import host_bound_steps
 from aorta.account.model import (
     Causes,
     Comparison,
-    ConfidenceInterval,
     Dataset,
-    MetricComparison,
-    Part,
     Run,
-    StepWork,
 )
 
 SCHEMA = 1
@@ -44,10 +40,11 @@ def summary(
         for entry in datasets:
             _add_observed(result["datasets"][entry.label], entry, causes.get(entry.label))
     if comparison is not None:
-        result["comparison"] = {name: _row(metric) for name, metric in comparison.metrics.items()}
+        result["comparison"] = {name: _plain(metric, "name") for name, metric in comparison.metrics.items()}
         result["headline"] = comparison.headline
         result["main"] = comparison.main
-        result["work"] = None if comparison.work is None else _work(comparison.work)
+        work = comparison.work
+        result["work"] = None if work is None else _plain(work) | {"ratio": work.ratio}
         result["scope"] = comparison.scope
         result["matters"] = comparison.matters
         result["num_judged"] = comparison.num_judged
@@ -150,53 +147,19 @@ def _sum_of_totals(dataset: Dataset, rank: int) -> dict[str, float | int | None]
     return sums
 
 
-def _row(metric: MetricComparison) -> dict[str, Any]:
-    return {
-        "reference": metric.reference,
-        "candidate": metric.candidate,
-        "ratio": metric.ratio,
-        "interval": _bounds(metric.interval),
-        "verdict": metric.verdict,
-        "reason": metric.reason,
-        "unit": metric.unit,
-        "better": metric.direction,
-        "difference": metric.difference,
-        "difference_interval": _bounds(metric.difference_interval),
-        "p_value": metric.p_value,
-        "p_adjusted": metric.p_adjusted,
-    }
-
-
 def _decomposition(comparison: Comparison) -> dict[str, Any] | None:
     decomposition = comparison.decomposition
     if decomposition is None:
         return None
-    return {
-        "step": _part_row(decomposition.step),
-        "parts": {part.name: _part_row(part) for part in decomposition.parts},
-        "phases": {
-            phase.part.name: _part_row(phase.part) | {"line": phase.line} for phase in decomposition.phases
-        },
-        "is_net": decomposition.is_net,
-        "estimator": decomposition.estimator,
-        "of_work": decomposition.of_work,
-        "notes": decomposition.notes,
+    phases = {row.part.name: _plain(row.part, "name") | {"line": row.line} for row in decomposition.phases}
+    return _plain(decomposition) | {
+        "step": _plain(decomposition.step, "name"),
+        "parts": {part.name: _plain(part, "name") for part in decomposition.parts},
+        "phases": phases,
     }
 
 
-def _part_row(part: Part) -> dict[str, Any]:
-    return {
-        "reference_ms": part.reference_ms,
-        "candidate_ms": part.candidate_ms,
-        "difference_ms": part.difference_ms,
-        "interval": _bounds(part.interval),
-    }
-
-
-def _work(work: StepWork) -> dict[str, float]:
-    """Tokens of a step per GPU on both sides."""
-    return {"reference": work.reference, "candidate": work.candidate, "ratio": work.ratio}
-
-
-def _bounds(interval: ConfidenceInterval | None) -> list[float] | None:
-    return None if interval is None else [interval.low, interval.high]
+def _plain(struct: msgspec.Struct, but: str = "") -> dict[str, Any]:
+    """A struct for a document, without this field."""
+    fields: dict[str, Any] = msgspec.to_builtins(struct)
+    return {name: value for name, value in fields.items() if name != but}
