@@ -434,6 +434,8 @@ class Comparison(msgspec.Struct, frozen=True):
     """Work of a step on both sides if it differs; None if it is the same, or unknown."""
     matters: float = 0.03
     """The smallest change that matters, as a part."""
+    is_described: bool = True
+    """Every run has its run.json: what is not among the differences is the same."""
 
 
 class WhatIfLine(msgspec.Struct, frozen=True):

@@ -72,6 +72,8 @@ def changes(comparison: Comparison) -> Markup:
 
 def _settings(comparison: Comparison) -> list[Markup]:
     """What is configured otherwise: what is compared, before what it does."""
+    if not comparison.differences and not comparison.is_described:
+        return []  # a note says that it is not known
     if not comparison.differences:
         return [tag("p", "No recorded setting, version or device differs.", class_="note")]
     columns: list[Column] = [

@@ -395,8 +395,8 @@ def differences_list(comparison: Comparison) -> str:
     """Differences in configuration, a line each."""
     settings = comparison.differences
     if not settings:
-        has_configuration = not any("without run.json" in note for note in comparison.notes)
-        return "same configuration: no setting, version or device differs" if has_configuration else ""
+        known = comparison.is_described
+        return "same configuration: no setting, version or device differs" if known else ""
     sides = (elided(setting, MAX_SETTING) for setting in (comparison.reference, comparison.candidate))
     body = [("different settings", *sides, "")]
     body += [

@@ -52,8 +52,6 @@ LAYOUT = (
 )
 """Settings by which layouts differ from an anchor's."""
 Family = Literal["dense", "mixture", "hybrid"]
-NOT_KNOWN = "not known"
-"""How reasons begin that stand for models of which nothing alike was measured."""
 NOT_IN_VIEW = "not in view when the model was made"
 
 
@@ -167,6 +165,8 @@ class Widening(NamedTuple):
     """Logarithm that it stands for alone."""
     measured: bool = True
     """False: nothing of the kind was ever compared with a measurement."""
+    known: bool = True
+    """False: nothing that was measured says how far a projection may be off for this reason."""
 
 
 def widenings(
@@ -236,8 +236,8 @@ def _never_measured(model: Model, plan: Plan, hardware: Hardware) -> Iterator[Wi
         asked = f"{clock_hz / 1e6:.0f} MHz, where {name} under load sustains {own_hz / 1e6:.0f}"
         yield Widening(asked, math.log(clock_hz / own_hz), False)
     if (hardware.vendor, kind) not in MEASURED_FAMILIES:
-        text = f"{NOT_KNOWN}: no step of a {kind} was measured on a part of {hardware.vendor.upper()}"
-        yield Widening(text, WIDTHS.new_vendor, False)
+        text = f"not known: no step of a {kind} was measured on a part of {hardware.vendor.upper()}"
+        yield Widening(text, WIDTHS.new_vendor, False, False)
     for one in plan.rests_on:
         text = f"the software's {one.setting} rests on one model ({one.model})"
         told_by_this = one.model == model.name
@@ -245,13 +245,8 @@ def _never_measured(model: Model, plan: Plan, hardware: Hardware) -> Iterator[Wi
         yield Widening(text, width, told_by_this)
     if kind != "dense" and model.name not in MEASURED_MIXTURES and plan.software != OWN:
         with_what = ", ".join(_features(model))
-        text = f"{NOT_KNOWN}: no step of {model.name} was measured ({kind} with {with_what})"
-        yield Widening(text, WIDTHS.new_hybrid if kind == "hybrid" else WIDTHS.new_mixture, False)
-
-
-def is_not_known(widening: Widening) -> bool:
-    """True if nothing that was measured says how far a projection may be off for this reason."""
-    return widening.reason.startswith(NOT_KNOWN)
+        text = f"not known: no step of {model.name} was measured ({kind} with {with_what})"
+        yield Widening(text, WIDTHS.new_hybrid if kind == "hybrid" else WIDTHS.new_mixture, False, False)
 
 
 def _features(model: Model) -> list[str]:

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 from aorta.hardware import Hardware, RatioInterval, numbers
-from aorta.projection.interval import is_not_known, with_anchor_bounds
+from aorta.projection.interval import with_anchor_bounds
 from aorta.projection.memory import MemoryEstimate
 from aorta.projection.model import Model
 from aorta.projection.ops import AttentionOp, Elementwise, GemmOp, Op, Scan
@@ -63,7 +63,7 @@ def performance(projection: Projection, memory_estimate: MemoryEstimate | None =
             for widening in projection.widenings
         ],
     }
-    result["known"] = not any(is_not_known(widening) for widening in projection.widenings)
+    result["known"] = all(widening.known for widening in projection.widenings)
     if projection.anchor is None:
         low_s, high_s = with_anchor_bounds(scale, projection.model, plan)
         result["with_one_measurement"] = {"step_ms": [low_s * 1e3, high_s * 1e3]}

@@ -98,6 +98,7 @@ def compare(
         main=main,
         work=work,
         matters=matters,
+        is_described=all(run.record is not None for side in (reference, candidate) for run in side.runs),
     )
 
 

@@ -493,6 +493,17 @@ def test_summary_keeps_the_documented_layout(tmp_path):
 
 
 @pytest.mark.heavy
+@pytest.mark.parametrize("is_described", [True, False], ids=["described", "without-run.json"])
+def test_a_configuration_is_the_same_where_it_is_known(tmp_path, is_described):
+    a, b = noisy_run(tmp_path / "a", 20), noisy_run(tmp_path / "b", 20, seed=1)
+    if not is_described:
+        (b / "run.json").unlink()
+    written = write_report([a, b], ["a", "b"], tmp_path / "out", outputs=SUMMARY_ALONE)
+    assert ("same configuration" in written.text) == is_described
+    assert ("No recorded setting" in page(written.report)) == is_described
+
+
+@pytest.mark.heavy
 def test_the_same_report_twice(tmp_path):
     a, b = detailed_run(tmp_path / "a"), detailed_run(tmp_path / "b", seed=1)
     for name in ("x", "y"):
