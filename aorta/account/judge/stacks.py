@@ -52,6 +52,10 @@ class Samples:
         result: NDArray[np.bool_] = self.column >= 0
         return result
 
+    def path(self, row: int) -> list[StackFrame]:
+        """Frames of a sample, the outermost first."""
+        return self.stacks.path(int(self.rows[row, 5]))
+
     def in_phase(self, *names: StackPhase) -> NDArray[np.bool_]:
         return np.isin(self.rows[:, 2], [STACK_PHASES.index(name) for name in names])
 

@@ -2,11 +2,9 @@
 program's own code that a library calls within an optimizer's step, and DataParallel's copies."""
 
 import re
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterator
 from itertools import pairwise
-
-import numpy as np
 
 from aorta.account.judge.cells import Account
 from aorta.account.judge.stacks import (
@@ -31,9 +29,8 @@ from aorta.why.causes.losses.program_code import (
     LARGE,
     LEAST,
     OWN,
-    common_ms,
-    places_of_steps,
 )
+from aorta.why.causes.losses.seen import Seen
 from aorta.why.causes.losses.transfer import best_busbw
 from aorta.why.causes.program import noted_modes, noted_program
 
@@ -57,15 +54,15 @@ def code_in_hooks(judged: Run, account: Account, losses: list[CauseFinding]) -> 
     if len(samples) < len(ranks):
         return
     cells = DEVICE_CELLS if account.on_device else CPU_CELLS
-    for rows, facts, first in (
+    for seen, facts, first in (
         _of_gradients(judged, samples),
         _of_optimizers(samples),
         _of_data_parallel(samples),
-        _of_modules(samples) if not account.on_device else ([], {}, ()),
+        _of_modules(samples) if not account.on_device else NOTHING,
     ):
-        if not rows or not all(len(chosen) >= FEWEST for chosen in rows):
+        if seen.fewest < FEWEST:
             continue
-        ms, num = common_ms(samples, rows, account, places_of_steps(whole, account))
+        ms, num = seen.common_ms(whole, account)
         facts[f"{facts['op']}_ms"] = float(ms.mean())
         ms = positive(ms - float(facts.get("plain_ms", 0.0)))  # type: ignore[arg-type]
         if ms.mean() >= (LEAST if "is_least" in facts else LARGE) * account.mean_step_ms:
@@ -79,54 +76,42 @@ def _is_of_a_hook(one: CauseFinding) -> bool:
     return one.kind == "small_messages" and one.facts.get("origin") in (None, "bucket")
 
 
-_Rows = tuple[list[list[int]], dict[str, object], tuple[str, ...]]
-"""By rank, rows of samples; facts, and the cells that hold it first."""
+_Hooks = tuple[Seen, dict[str, object], tuple[str, ...]]
+"""Samples in them; facts, and the cells that hold it first."""
+NOTHING: _Hooks = Seen([], []), {}, ()
 
 
-def _of_gradients(judged: Run, samples: list[Samples]) -> _Rows:
+def _of_gradients(judged: Run, samples: list[Samples]) -> _Hooks:
     """What DDP's hook for gradients does. Without it they are reduced as they are, at the rate of the run's
     fastest calls."""
     modes, wrappers = noted_modes(judged.noted), noted_program(judged.noted).get("wrappers") or []
     if not modes.get("comm_hook") or not wrappers or "optim" in (modes.get("comm_hook_name") or ""):
-        return [], {}, ()  # of one that updates weights as well nobody knows how long that takes
-    rows = [
-        [
-            row
-            for row in np.flatnonzero(one.is_judged & one.in_phase("backward")).tolist()
-            if is_in_hook(one.stacks.path(int(one.rows[row, 5])), modes.get("comm_hook_name"))
-        ]
-        for one in samples
-    ]
-    num_bytes, rate = sum(row.get("parameter_bytes") or 0 for row in wrappers), best_busbw(judged)
+        return NOTHING  # of one that updates weights as well nobody knows how long that takes
     name, at = modes.get("comm_hook_name"), modes.get("comm_hook_at")
-    calls = next((_calls(one, of) for one, of in zip(samples, rows, strict=True) if of), None)
+    seen = Seen.where(samples, lambda one: one.in_phase("backward"))
+    seen = seen.that(lambda path: is_in_hook(path, name))
+    num_bytes, rate = sum(row.get("parameter_bytes") or 0 for row in wrappers), best_busbw(judged)
     facts: dict[str, object] = {
         "op": "comm_hook",
         "what": f"DDP's communication hook{'' if name is None else f' {name}()'}",
-        "at": calls if at is None else StackFrame(at[0], at[1], "<module>", True),
+        "at": seen.first if at is None else StackFrame(at[0], at[1], "<module>", True),
         "gradient_bytes": num_bytes,
         "plain_ms": num_bytes * busbw_factor("all_reduce", len(judged.ranks)) / rate / 1e6,
         "rate": rate,
     }
-    return rows, facts, WAIT if judged.source == "host" else ("launch",)
+    return seen, facts, WAIT if judged.source == "host" else ("launch",)
 
 
-def _of_modules(samples: list[Samples]) -> _Rows:
+def _of_modules(samples: list[Samples]) -> _Hooks:
     """Hooks of the program in forward passes, of the function with most of them."""
-    by_function: dict[Function, list[list[int]]] = defaultdict(lambda: [[] for _ in samples])
-    lines: Counter[StackFrame] = Counter()
-    for number, one in enumerate(samples):
-        for row in np.flatnonzero(one.is_judged & one.in_phase("forward")).tolist():
-            hook = _hook_of_module(one.stacks.path(int(one.rows[row, 5])))
-            if hook is not None:
-                by_function[hook.file, hook.function][number].append(row)
-                lines[hook] += 1
-    most = max(by_function, key=lambda key: sum(map(len, by_function[key])), default=None)
-    if most is None:
-        return [], {}, ()
-    at = max((line for line in lines if (line.file, line.function) == most), key=lines.__getitem__)
-    facts: dict[str, object] = {"op": "in_hooks", "origin": "in_hooks", "what": OWN, "at": at}
-    return by_function[most], facts, ()
+    by_function = Seen.where(samples, lambda one: one.in_phase("forward")).by(
+        lambda path: None if (hook := _hook_of_module(path)) is None else (hook.file, hook.function)
+    )
+    seen = max(by_function.values(), key=lambda one: one.num, default=None)
+    if seen is None:
+        return NOTHING
+    at = Counter(map(_hook_of_module, seen.paths)).most_common(1)[0][0]
+    return seen, {"op": "in_hooks", "origin": "in_hooks", "what": OWN, "at": at}, ()
 
 
 def _hook_of_module(path: list[StackFrame]) -> StackFrame | None:
@@ -150,22 +135,19 @@ def is_in_hook(path: list[StackFrame], name: str | None) -> bool:
     return bool(called) and called[-1].file in ("torch", "") and not called[-1].function.endswith("forward")
 
 
-def _of_data_parallel(samples: list[Samples]) -> _Rows:
+def _of_data_parallel(samples: list[Samples]) -> _Hooks:
     """What one process for several devices copies to and from the others in each step: weights, inputs,
     outputs and gradients. That its threads take turns with Python comes on top."""
-    rows = [
-        np.flatnonzero(one.is_judged & one.leaf_in("torch") & one.leaf_is(_copies)).tolist()
-        for one in samples
-    ]
-    if not all((one.is_judged & one.leaf_is(_replicates)).any() for one in samples):
-        return [], {}, ()
+    seen = Seen.where(samples, lambda one: one.leaf_in("torch") & one.leaf_is(_copies))
+    if not Seen.where(samples, lambda one: one.leaf_is(_replicates)).fewest:
+        return NOTHING
     facts: dict[str, object] = {
         "op": "data_parallel",
         "what": "weights sent to each device by DataParallel",
         "is_least": True,
-        "at": next((_calls(one, of) for one, of in zip(samples, rows, strict=True) if of), None),
+        "at": seen.first,
     }
-    return rows, facts, ()
+    return seen, facts, ()
 
 
 def _copies(leaf: StackFrame) -> bool:
@@ -176,38 +158,31 @@ def _replicates(leaf: StackFrame) -> bool:
     return leaf.file == "torch" and REPLICATES.match(leaf.function) is not None
 
 
-def _calls(samples: Samples, rows: list[int]) -> StackFrame | None:
-    """The innermost line of the program in the first of these samples."""
-    return innermost(samples.stacks.path(int(samples.rows[rows[0], 5])))
-
-
-def _of_optimizers(samples: list[Samples]) -> _Rows:
+def _of_optimizers(samples: list[Samples]) -> _Hooks:
     """What a library calls of the program within an optimizer's step, of the function with most of it: not an
     optimizer of the program's own, nor what computes its loss, which backward passes are in as well."""
-    by_function: dict[Function, list[list[int]]] = defaultdict(lambda: [[] for _ in samples])
-    lines: dict[Function, StackFrame] = {}
-    passes = set()
-    for number, one in enumerate(samples):
-        paths = {node: one.stacks.path(node) for node in set(one.rows[one.is_judged, 5].tolist())}
-        for row in np.flatnonzero(one.is_judged & one.in_phase("forward", "backward")).tolist():
-            at = innermost(paths[int(one.rows[row, 5])])
-            passes |= set() if at is None else {(at.file, at.outer_function)}
-        for row in np.flatnonzero(one.is_judged & one.in_phase("optimizer")).tolist():
-            path = paths[int(one.rows[row, 5])]
-            last = max((place for place, frame in enumerate(path) if frame.is_program), default=0)
-            library = max(
-                (place for place, frame in enumerate(path[:last]) if not frame.is_program), default=last
-            )
-            called = path[library + 1 : last + 1]
-            names = {frame.outer_function.rpartition(".")[2] for frame in called}
-            is_loss = is_a_loss(path[-1]) or (TRAINS in names and is_of_torch(path[-1]))
-            if called and names.isdisjoint(OF_AN_OPTIMIZER) and not is_loss:
-                key = called[0].file, called[0].outer_function
-                by_function[key][number].append(row)
-                lines.setdefault(key, called[0])
-    found = {key: rows for key, rows in by_function.items() if key not in passes}
-    most = max(found, key=lambda key: sum(map(len, found[key])), default=None)
-    if most is None:
-        return [], {}, ()
-    facts: dict[str, object] = {"op": "in_update", "origin": "in_update", "what": OWN, "at": lines[most]}
-    return found[most], facts, ("optimizer",)
+    in_passes = Seen.where(samples, lambda one: one.in_phase("forward", "backward"))
+    passes = in_passes.by(lambda path: None if (at := innermost(path)) is None else function_of(at))
+    found = Seen.where(samples, lambda one: one.in_phase("optimizer")).by(
+        lambda path: None if (at := _called_in_update(path)) is None else function_of(at)
+    )
+    own = [seen for function, seen in found.items() if function not in passes]
+    seen = max(own, key=lambda one: one.num, default=None)
+    if seen is None:
+        return NOTHING
+    at = _called_in_update(seen.paths[0])
+    return seen, {"op": "in_update", "origin": "in_update", "what": OWN, "at": at}, ("optimizer",)
+
+
+def _called_in_update(path: list[StackFrame]) -> StackFrame | None:
+    """What the innermost library calls of the program that is no optimizer, and no loss."""
+    last = max((place for place, frame in enumerate(path) if frame.is_program), default=0)
+    library = max((place for place, frame in enumerate(path[:last]) if not frame.is_program), default=last)
+    called = path[library + 1 : last + 1]
+    names = {frame.outer_function.rpartition(".")[2] for frame in called}
+    is_loss = is_a_loss(path[-1]) or (TRAINS in names and is_of_torch(path[-1]))
+    return called[0] if called and names.isdisjoint(OF_AN_OPTIMIZER) and not is_loss else None
+
+
+def function_of(frame: StackFrame) -> Function:
+    return frame.file, frame.outer_function

@@ -42,16 +42,15 @@ from aorta.account.metrics import of_operation
 from aorta.account.model import Run
 from aorta.account.rows import of_the_others
 from aorta.records.schema import NO_CALL, NO_OPTIMIZER, HostKind
-from aorta.records.stacks import StackFrame, StackPhase
+from aorta.records.stacks import StackFrame
 from aorta.why.causes.finding import WAIT, CauseFinding, Floats
 from aorta.why.causes.losses.host_needs import MOSTLY_IDLE
+from aorta.why.causes.losses.seen import Line, Seen, line_of
 from aorta.why.causes.program import noted_modes, program_of
 from aorta.why.causes.source import source_of
 
 OWN = "the program's own code"
 Function = tuple[str, str]
-Line = tuple[str, int]
-"""Name of a file, and a line of it."""
 Group = tuple[str, str, int]
 """File, function, and in the loop itself the line; 0 elsewhere."""
 CPU_CELLS: tuple[str, ...] = ("compute", "core_taken", "blocked")
@@ -72,13 +71,8 @@ FEWEST = 3
 """Samples that show what is named."""
 OF_VALUES = ("torch.tensor", "torch.as_tensor", "torch.from_numpy")
 """Names of functions that make a tensor of Python's values or numpy's."""
-BY_CHANCE = 1.645
-"""Standard deviations by which samples must show more than half of what is named: few of them are in a line
-by chance."""
 MOST_IN_SLOW = 0.7
 """Of a group's samples, from which on it comes in slow steps alone."""
-UNLIKE_RANKS = 0.05
-"""Chance of samples of alike ranks differing as much: below it the rank with least of something has less."""
 OF_PYTHON = (builtins, str, list, dict, set, re.Pattern, io.TextIOWrapper, io.BufferedReader)
 """What has names of functions that are no operators of torch's,"""
 ALSO_OF_TENSORS = (
@@ -132,17 +126,14 @@ def program_code(
     samples = samples_of_ranks(whole, timed_samples_of)
     if not samples or len(samples) < len(ranks):
         return
-    steps = places_of_steps(whole, account)
     cells = DEVICE_CELLS if account.on_device else CPU_CELLS
-    yield from _compiles(samples, account, steps)
+    yield from _compiles(whole, account, samples)
     if "anomaly" in program_of(judged.noted)[0]:
-        in_stacks = [one.is_judged & one.leaf_is(_keeps_a_stack) for one in samples]
-        rows = [np.flatnonzero(which).tolist() for which in in_stacks]
-        yield _anomaly(judged, account, *common_ms(samples, rows, account, steps))
-    for num, rows in _waits_in_passes(judged, account, samples):
-        ms, num_samples = common_ms(samples, rows, account, steps)
-        at = innermost(samples[0].stacks.path(int(samples[0].rows[rows[0][0], 5])))
-        facts: dict[str, Any] = {"at": at, "often": f"{num:.0f}", "read_ms": float(ms.mean())}
+        in_stacks = Seen.where(samples, lambda one: one.leaf_is(_keeps_a_stack))
+        yield _anomaly(judged, account, *in_stacks.common_ms(whole, account))
+    for num, seen in _waits_in_passes(judged, account, samples):
+        ms, num_samples = seen.common_ms(whole, account)
+        facts: dict[str, Any] = {"at": seen.first, "often": f"{num:.0f}", "read_ms": float(ms.mean())}
         takes: dict[tuple[str, ...], float] = {("synchronisation", *DEVICE_CELLS): 1.0}
         yield CauseFinding("synchronisation", ms, takes, facts, num_samples=num_samples)
     loops = {function for one in samples for function in _loops(one)}
@@ -155,7 +146,7 @@ def program_code(
     is_slow = None if slow is None else slow[0].among(slow[1], whole.global_step[whole.judged_steps])[0]
 
     def is_own(one: Samples, row: int) -> bool:
-        return (not only_behind or one.is_behind[row]) and _innermost_line(one, row) not in asked_for
+        return (not only_behind or one.is_behind[row]) and line_of(innermost(one.path(row))) not in asked_for
 
     grouped = [
         {
@@ -168,36 +159,28 @@ def program_code(
     ]
     # The line in which both passes are is the call of a library's loop, and no code of the program's own; but
     # what that copies it waits for as the program's own code does.
-    passes: tuple[StackPhase, StackPhase] = ("forward", "backward")
-    of_passes = [
-        [(one, np.flatnonzero(one.is_judged & one.in_phase(name)).tolist()) for one in samples]
-        for name in passes
-    ]
-    in_both = set.intersection(*(set().union(*(_lines(*of) for of in rows)) for rows in of_passes))
+    forward = Seen.where(samples, lambda one: one.in_phase("forward"))
+    in_both = forward.lines & Seen.where(samples, lambda one: one.in_phase("backward")).lines
     common = set.intersection(*(set(groups) for groups in grouped))
-    copying = [
-        one.leaf_is(lambda leaf: bool(COPIES.search(leaf.function))) & account.on_device for one in samples
-    ]
     found = []
     waited = lines_of_spans(judged, "synchronisation") if account.on_device else {}
     for group in common:
         is_loop = (Path(group[0]).name, group[2]) in in_both
-        rows = [
-            [row for row in groups[group] if not is_loop or is_copy[row]]
-            for groups, is_copy in zip(grouped, copying, strict=True)
-        ]
-        if sum(map(len, rows)) < FEWEST:
+        seen = Seen(samples, [groups[group] for groups in grouped])
+        if is_loop:
+            seen = seen.that(lambda path: account.on_device and bool(COPIES.search(path[-1].function)))
+        if seen.num < FEWEST:
             continue
-        ms, num_samples = common_ms(samples, rows, account, steps)
-        ms = ms * _not_waiting(samples, rows, waited)
+        ms, num_samples = seen.common_ms(whole, account)
+        ms = ms * _not_waiting(seen, waited)
         if ms.mean() >= LEAST * account.mean_step_ms:
-            found.append((group, is_loop, rows, ms, num_samples))
+            found.append((group, is_loop, seen, ms, num_samples))
     waits = {line for line, (num, _) in waited.items() if num >= MANY_WAITS}
     # On a busy CPU, of what is the ranks' own time, as these samples are.
     least = LARGE * (1.0 if account.on_device else 1 - account.share("core_taken"))
     largest = sorted(found, key=lambda entry: -entry[3].mean())[:MOST_GROUPS]
-    for place, (group, is_loop, rows, ms, num_samples) in enumerate(largest):
-        paths = _paths(samples, rows)
+    for place, (group, is_loop, seen, ms, num_samples) in enumerate(largest):
+        paths = seen.paths
         facts = {"what": OWN, "op": "" if _is_no_loss(paths) or not group[2] else "loop"}
         facts |= {"part_ms": float(ms.mean()), "origin": _libraries(paths), "group": (group, tuple(loops))}
         facts["runs"] = _called_in(paths, group[1]) if group[2] else None
@@ -208,7 +191,7 @@ def program_code(
         facts |= dealt(judged, [StackFrame(group[0], group[2], group[1], True).text], group[2])
         kind: CauseKind = "program_code"
         if account.on_device and ms.mean() >= LARGE * account.mean_step_ms:
-            is_in = waits & set().union(*map(_lines, samples, rows))
+            is_in = waits & seen.lines
             num = sum(path[-1].file == "torch" and path[-1].function.endswith(SYNCHRONIZE) for path in paths)
             # A copy from memory that is not pinned waits for all that is queued: only idle time is its cost.
             idle_ms = min(float(ms.mean()), account.mean_ms(*DEVICE_CELLS))
@@ -216,29 +199,24 @@ def program_code(
             kind = "synchronisation" if is_in or 2 * num > len(paths) else "copy" if is_copying else kind
             if kind == "synchronisation" and account.share("launch") >= MOSTLY_IDLE:
                 # A host that nothing holds up gains what it waits; what it launches in between stays.
-                of_lines = [
-                    [row for row in chosen if _innermost_line(one, row) in waits]
-                    for one, chosen in zip(samples, rows, strict=True)
-                ]
-                ms, num_samples = common_ms(samples, of_lines, account, steps)
+                of_lines = seen.that(lambda path: line_of(innermost(path)) in waits)
+                ms, num_samples = of_lines.common_ms(whole, account)
                 ms = np.maximum(ms - account.mean_ms("synchronisation"), 0.0)
         if is_loop and kind != "copy":
             continue
-        is_small = ms.mean() < least * account.mean_step_ms or _may_be_chance(samples, rows, least / 2)
+        is_small = ms.mean() < least * account.mean_step_ms or seen.may_be_chance(least / 2)
         if kind == "program_code" and is_small:
             continue  # it would not be named, and take from what is
         yield CauseFinding(kind, ms, {cells: 1.0}, facts=facts, num_samples=num_samples)
 
 
-def _compiles(
-    samples: list[Samples], account: Account, steps: tuple[int, NDArray[np.int64]]
-) -> Iterator[CauseFinding]:
-    rows = [np.flatnonzero(one.is_judged & one.that_call(COMPILES)).tolist() for one in samples]
-    at = heaviest([stack for one, chosen in zip(samples, rows, strict=True) for stack in one.chosen(chosen)])
+def _compiles(whole: Run, account: Account, samples: list[Samples]) -> Iterator[CauseFinding]:
+    seen = Seen.where(samples, lambda one: one.that_call(COMPILES))
+    at = heaviest(seen.stacks)
     if at is not None and at.num_samples >= FEWEST:
         facts = {"op": "compiles", "what": "torch.compile, which compiles anew", "at": at}
         cells = DEVICE_CELLS if account.on_device else CPU_CELLS
-        ms, num = common_ms(samples, rows, account, steps)
+        ms, num = seen.common_ms(whole, account)
         yield CauseFinding("program_code", ms, {cells: 1.0}, facts, num_samples=num)
 
 
@@ -301,22 +279,17 @@ def _anomaly(judged: Run, account: Account, ms: Floats, num: int) -> CauseFindin
     return CauseFinding("program_code", ms, {DEVICE_CELLS: 1.0}, facts, num_samples=num)
 
 
-def _waits_in_passes(
-    judged: Run, account: Account, samples: list[Samples]
-) -> Iterator[tuple[float, list[list[int]]]]:
-    """How often a step, and rows of samples, of lines within the model's passes, as of hooks, that wait for
+def _waits_in_passes(judged: Run, account: Account, samples: list[Samples]) -> Iterator[tuple[float, Seen]]:
+    """How often a step, and samples, of lines within the model's passes, as of hooks, that wait for
     the device for each of many values: a host that bounds the step launches nothing meanwhile."""
     if not account.on_device or account.share("launch") < LARGE:
         return
+    # A function without a frame, such as item(): what a library waits for within its own is not meant.
+    read = Seen.where(samples, lambda one: one.in_phase("forward", "optimizer") & one.leaf_in(""))
+    by_line = read.by(lambda path: line_of(innermost(path)))
     for line, (num, _) in lines_of_spans(judged, "synchronisation").items():
-        # A function without a frame, such as item(): what a library waits for within its own is not meant.
-        read = [one.is_judged & one.in_phase("forward", "optimizer") & one.leaf_in("") for one in samples]
-        rows = [
-            [row for row in np.flatnonzero(which).tolist() if _innermost_line(one, row) == line]
-            for one, which in zip(samples, read, strict=True)
-        ]
-        if num >= MANY_WAITS and min(map(len, rows)) >= FEWEST:
-            yield num, rows
+        if num >= MANY_WAITS and line in by_line and by_line[line].fewest >= FEWEST:
+            yield num, by_line[line]
 
 
 def code_in_passes(judged: Run, account: Account, losses: list[CauseFinding]) -> Iterator[CauseFinding]:
@@ -330,44 +303,38 @@ def code_in_passes(judged: Run, account: Account, losses: list[CauseFinding]) ->
     operators = operators_of(judged)
     known = [at for one in losses if isinstance(at := one.facts.get("at"), StackFrame)]
     told = {(at.file, at.outer_function) for at in known}
-    by_function: dict[tuple[str, str, str], list[list[int]]] = defaultdict(lambda: [[] for _ in samples])
-    lines = Counter[StackFrame]()
     has_anomaly = "anomaly" in program_of(judged.noted)[0]  # which has a cause of its own
-    in_passes = [
-        (number, row, one.stacks.path(int(one.rows[row, 5])))
-        for number, one in enumerate(samples)
-        for row in np.flatnonzero(
-            one.is_judged & one.in_phase("forward", "backward") & ~one.that("locked_out")
-        ).tolist()
-    ]
+    in_passes = Seen.where(samples, lambda one: one.in_phase("forward", "backward") & ~one.that("locked_out"))
     # A library's function that calls torch's, such as Trainer.train, has operators without a frame in others.
-    models = {entry for *_, path in in_passes if path[-1].file == "torch" and (entry := entered(path))}
+    models = {entry for path in in_passes.paths if path[-1].file == "torch" and (entry := entered(path))}
     in_loop = _reading_loop(judged, samples)
-    for number, row, path in in_passes:
+
+    def function_of(path: list[StackFrame]) -> tuple[str, str, str] | None:
         leaf, at, origin = path[-1], innermost(path), "in_passes"
         is_module = leaf.file == "torch" and leaf.function.endswith(".forward")  # with much to compute, maybe
         if at in in_loop and not is_module:
             origin = "reading"
         elif ORDERS.search(leaf.function) and not leaf.is_program:
             origin = "ordering"
-        elif entered(path) not in models and not (has_anomaly and _keeps_a_stack(leaf)):
+        elif entered(path) in models or (has_anomaly and _keeps_a_stack(leaf)):
+            return None
+        else:
             is_sign = leaf.is_program and (not operators or (leaf.file, leaf.line) in operators)
             at = None if is_sign else _python_at(path)
-        else:
-            continue
-        if at is not None and (at.file, at.outer_function) not in told:
-            by_function[at.file, at.outer_function, origin][number].append(row)
-            lines[at] += 1
-    most = max(by_function, key=lambda key: sum(map(len, by_function[key])), default=None)
-    if most is None or not all(len(rows) >= FEWEST for rows in by_function[most]):
+        is_told = at is None or (at.file, at.outer_function) in told
+        return None if at is None or is_told else (at.file, at.outer_function, origin)
+
+    by_function = in_passes.by(function_of).items()
+    most, seen = max(by_function, key=lambda entry: entry[1].num, default=(None, None))
+    if most is None or seen is None or seen.fewest < FEWEST:
         return
-    ms, num = common_ms(samples, by_function[most], account, places_of_steps(whole, account))
+    ms, num = seen.common_ms(whole, account)
     facts = {
         "what": OWN,
         "op": most[2],
         "origin": most[2],
         f"{most[2]}_ms": float(ms.mean()),
-        "at": max((at for at in lines if (at.file, at.outer_function) == most[:2]), key=lines.__getitem__),
+        "at": Counter(map(innermost, seen.paths)).most_common(1)[0][0],
     }
     if ms.mean() >= LARGE * account.mean_step_ms:
         found = CauseFinding("program_code", ms, {CPU_CELLS: 1.0}, facts=facts, num_samples=num)
@@ -453,17 +420,12 @@ def calls_of_spans(
     return found
 
 
-def _not_waiting(
-    samples: list[Samples], rows: list[list[int]], waited: dict[Line, tuple[float, float]]
-) -> float:
+def _not_waiting(seen: Seen, waited: dict[Line, tuple[float, float]]) -> float:
     """Part of a group's samples in which the thread does not wait for queued work of the device. Where it
     waits time and again, the device idles for that in between."""
     total = idle = 0.0
-    by_line: dict[Line, float] = defaultdict(float)
-    for one, chosen in zip(samples, rows, strict=True):
-        for row in chosen:
-            by_line[_innermost_line(one, row)] += one.ms[row] / len(samples)
-    for line, ms in by_line.items():
+    for line, of_line in seen.by(lambda path: line_of(innermost(path))).items():
+        ms = sum(float(one.ms[rows].sum()) for one, rows in of_line.of) / len(seen.of)
         num, waited_ms = waited.get(line, (0.0, 0.0))
         total += ms
         idle += ms if num >= MANY_WAITS else max(ms - waited_ms, 0.0)
@@ -490,32 +452,26 @@ def own_of_rank(judged: Run, account: Account) -> CauseFinding | None:
     if account.on_device or has_point_to_point(judged) or not 2 <= len(samples) == min(num_ranks, MOST_RANKS):
         return None
     loops = {function for one in samples for function in _loops(one)}
-    blocks: dict[Group | None, list[list[int]]] = defaultdict(lambda: [[] for _ in samples])
-    waits, only = [], [list[int]() for _ in samples]
-    for number, one in enumerate(samples):
-        waiting = one.in_phase("communication") | (one.that("sleeps") & one.leaf_in("torch"))
-        waits.append(np.flatnonzero(one.is_judged & waiting).tolist())
-        own = one.is_judged & ~waiting & ~one.in_phase("data", "checkpoint", "evaluation")
-        for row in np.flatnonzero(own).tolist():
-            path = one.stacks.path(int(one.rows[row, 5]))
-            blocks[_group_of(path, loops, with_model=True)[1]][number].append(row)
-    for block, rows in blocks.items():
-        share = _shares(samples, rows)[0]
+    waits = Seen.where(samples, _waits)
+    own = Seen.where(samples, lambda one: ~_waits(one) & ~one.in_phase("data", "checkpoint", "evaluation"))
+    only = [list[int]() for _ in samples]
+    for seen in own.by(lambda path: _group_of(path, loops, with_model=True)[1]).values():
+        share = seen.shares()[0]
         worst = int(share.argmax())
         is_others = of_the_others(share[:, None])[worst, 0] > ALSO_OTHERS * share[worst]
-        if block is not None and not is_others and not _are_alike(samples, rows):
-            only[worst] += rows[worst]
-    own_part, waited = _shares(samples, only)[0], _shares(samples, waits)[0]
+        if not is_others and not seen.are_alike():
+            only[worst] += seen.of[worst][1]
+    own_part, waited = Seen(samples, only).shares()[0], waits.shares()[0]
     worst = int(own_part.argmax())
     longer = float(of_the_others(waited[:, None])[worst, 0] - waited[worst])
-    others = [(one, rows) for one, rows in zip(samples, waits, strict=True) if one is not samples[worst]]
+    others = [(one, rows) for one, rows in waits.of if one is not samples[worst]]
     # In a function that the others are never in, such as one that calls the model once more.
     theirs = [stack for one, _ in others for stack in one.chosen(one.is_judged, -1e-9)]
     line = heaviest([*samples[worst].chosen(only[worst]), *theirs])
     if line is None or len(only[worst]) < FEWEST or longer < own_part[worst] / 2:
         return None
     waited_in = heaviest([stack for one, rows in others for stack in one.chosen(rows)])
-    ms, num = common_ms([samples[worst]], [only[worst]], account, places_of_steps(whole, account))
+    ms, num = Seen([samples[worst]], [only[worst]]).common_ms(whole, account)
     facts: dict[str, Any] = {"who": f"rank {judged.ranks[worst]}", "op": "own", "own_ms": float(ms.mean())}
     facts["at"] = line
     facts["waited_ms"] = longer * account.mean_step_ms
@@ -526,21 +482,8 @@ def own_of_rank(judged: Run, account: Account) -> CauseFinding | None:
     return CauseFinding("late_rank", ms, takes, facts, rank=judged.ranks[worst], num_samples=num)
 
 
-def _innermost_line(samples: Samples, row: int) -> Line:
-    """Of the program, in a sample that is in its code."""
-    frame = innermost(samples.stacks.path(int(samples.rows[row, 5])))
-    return ("", 0) if frame is None else (Path(frame.file).name, frame.line)
-
-
-def _lines(samples: Samples, rows: list[int]) -> set[Line]:
-    """Lines of the program that the thread was in."""
-    paths = (samples.stacks.path(node) for node in {int(samples.rows[row, 5]) for row in rows})
-    return {(Path(frame.file).name, frame.line) for path in paths for frame in path if frame.is_program}
-
-
-def _paths(samples: list[Samples], rows: list[list[int]]) -> list[list[StackFrame]]:
-    pairs = zip(samples, rows, strict=True)
-    return [one.stacks.path(int(one.rows[row, 5])) for one, chosen in pairs for row in chosen]
+def _waits(one: Samples) -> NDArray[np.bool_]:
+    return one.in_phase("communication") | (one.that("sleeps") & one.leaf_in("torch"))
 
 
 def _libraries(paths: list[list[StackFrame]]) -> str | None:
@@ -566,7 +509,7 @@ def code_in_model(judged: Run) -> tuple[StackFrame, float] | None:
         is_own = one.is_judged & one.leaf_in("", "numpy") & ~one.that("locked_out")
         is_own &= one.in_phase("backward") | one.in_phase("forward", "optimizer") & ~one.leaf_is(is_of_torch)
         for row in np.flatnonzero(is_own).tolist():
-            frame = _computes_by_itself(one.stacks.path(int(one.rows[row, 5])), operators)
+            frame = _computes_by_itself(one.path(row), operators)
             if frame is not None:
                 counts[frame.file, frame.outer_function] += 1
                 by_function[frame.file, frame.outer_function][frame] += float(one.ms[row]) / len(samples)
@@ -621,12 +564,12 @@ def _groups(samples: Samples, loops: set[Function]) -> dict[Group, list[int]]:
     groups: dict[Group, list[int]] = defaultdict(list)
     callers: dict[Group, set[Group]] = defaultdict(set)
     for row in np.flatnonzero(which).tolist():
-        line, group = _group_of(samples.stacks.path(int(samples.rows[row, 5])), loops)
+        line, group = _group_of(samples.path(row), loops)
         if group is not None:
             groups[group].append(row)
             callers[group].add(line or group)
     for group, (line, *others) in callers.items():
-        if group != line and not others and _is_no_loss(_paths([samples], [groups.get(line, [])])):
+        if group != line and not others and _is_no_loss(Seen([samples], [groups.get(line, [])]).paths):
             groups[line] += groups.pop(group)
     return groups
 
@@ -664,67 +607,6 @@ def _group_of(
     return line, (called[0].file, called[0].outer_function, 0) if called else line
 
 
-def places_of_steps(whole: Run, account: Account) -> tuple[int, NDArray[np.int64]]:
-    """How many steps were judged, and the place among them of each step of the account."""
-    steps = whole.global_step[whole.judged_steps]
-    order = np.argsort(steps)
-    place = np.searchsorted(steps, account.global_step, sorter=order)
-    return len(steps), order[np.minimum(place, len(steps) - 1)]
-
-
 def _are_most_in(steps: NDArray[np.bool_], samples: Samples, rows: list[int]) -> bool:
     ms = samples.ms[rows]
     return float(ms[steps[samples.column[rows]]].sum()) >= MOST_IN_SLOW * float(ms.sum())
-
-
-def _shares(samples: list[Samples], rows: list[list[int]]) -> tuple[Floats, Floats]:
-    """[rank]: the part of its samples' time in these rows; how many samples of one length tell as much."""
-    ms = [one.ms[one.is_judged] for one in samples]
-    inside = [float(one.ms[chosen].sum()) for one, chosen in zip(samples, rows, strict=True)]
-    whole, squares = np.array([each.sum() for each in ms]), np.array([(each**2).sum() for each in ms])
-    return np.array(inside) / whole, whole**2 / squares
-
-
-def _may_be_chance(samples: list[Samples], rows: list[list[int]], share: float) -> bool:
-    """Whether as many would be seen of what takes this share of the ranks' steps. Samples come more rarely as
-    a run goes on: by their times a few late ones would outweigh all others."""
-    num = sum(int(one.is_judged.sum()) for one in samples)
-    error = math.sqrt(share * (1 - share) / num)
-    return sum(map(len, rows)) / num < share + BY_CHANCE * error
-
-
-def _are_alike(samples: list[Samples], rows: list[list[int]]) -> bool:
-    """Whether the ranks' samples differ by no more than chance has it of ranks with the same share."""
-    from scipy.special import chdtrc
-
-    seen, num = _shares(samples, rows)
-    share = float((seen * num).sum() / num.sum())
-    if len(seen) < 2 or not 0 < share < 1:
-        return True
-    differ = float((num * (seen - share) ** 2).sum()) / (share * (1 - share))
-    return bool(chdtrc(len(seen) - 1, differ) >= UNLIKE_RANKS)
-
-
-def common_ms(
-    samples: list[Samples], rows: list[list[int]], account: Account, steps: tuple[int, NDArray[np.int64]]
-) -> tuple[Floats, int]:
-    """[step]: as much as the rank that has least of it over the run, beyond chance, in each step. And
-    how many samples tell it: few may be more or fewer by chance, but not so where nearly all are in it."""
-    garbage = account.cells.get("garbage_collection", np.zeros_like(account.step_ms))
-    of_account = np.divide(garbage, account.step_ms, out=np.zeros_like(garbage), where=account.step_ms > 0)
-    collecting = np.full((len(samples), steps[0]), np.nan)
-    collecting[:, steps[1]] = of_account[: len(samples)]
-    seen, num = _shares(samples, rows)
-    by_rank = []
-    for row, (one, chosen) in enumerate(zip(samples, rows, strict=True)):
-        # A stack does not show that garbage is collected in its innermost line; spans of the host do.
-        of_step = collecting[row, one.column[chosen]]
-        is_known = np.isfinite(of_step)  # a step that the account lacks is as the others of the group
-        usual = float(of_step[is_known].mean()) if is_known.any() else 0.0
-        weights = one.ms[chosen] * (1 - np.where(is_known, of_step, usual))
-        by_rank.append(float(weights.sum() / one.ms[one.is_judged].sum()))
-    is_alike = _are_alike(samples, rows)
-    share = float(np.mean(by_rank) if is_alike else np.min(by_rank))
-    told_by = seen * num / np.maximum(1 - seen, 1 / num)
-    num_samples = round(float(told_by.sum() if is_alike else told_by.min()))
-    return np.full(account.step_ms.shape[1], share * account.step_ms.mean()), num_samples
