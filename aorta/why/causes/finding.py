@@ -23,9 +23,9 @@ OF_SAMPLES = 1.96
 """Over the root of how many samples show a loss: the part by which 95 % of as many would be off."""
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class CauseFinding:
-    """What is lost to one reason in each judged step."""
+    """What is lost to one reason in each judged step. Two are never the same one."""
 
     kind: CauseKind
     ms: Floats

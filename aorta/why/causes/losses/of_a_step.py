@@ -416,9 +416,8 @@ def _with_common(losses: list[CauseFinding], common: list[CauseFinding]) -> list
                 finding.evidence.append(f"{late}, which wait for them")
         if sampled:
             finding.facts["group"] = sampled[0].facts["group"]
-        gone = {id(other) for other in (*of_kind, *sampled)}
-        losses = [other for other in losses if id(other) not in gone]
-        merged = [*(other for other in merged if id(other) not in gone), finding]
+        losses = [other for other in losses if other not in of_kind]
+        merged = [*(other for other in merged if other not in sampled), finding]
     return [*losses, *merged]
 
 
@@ -577,9 +576,8 @@ def _one_of_small_units(
     }
     if not units.name:
         facts |= {"origin": "bucket", "things": "buckets", "buckets": str(units.num), "wrapper": DDP}
-    gone = {id(finding) for finding in small}
     merged = CauseFinding("small_units", ms, together(small), facts=facts)
-    return [merged, *(finding for finding in losses if id(finding) not in gone)]
+    return [merged, *(finding for finding in losses if finding not in small)]
 
 
 def _one_of_small_messages(
@@ -607,8 +605,7 @@ def _one_of_small_messages(
     )
     if "count" in facts:
         facts["per_call_ms"] = merged.mean_ms / float(facts["count"])  # type: ignore[arg-type]
-    gone = {id(finding) for finding in small}
-    return [merged, *(finding for finding in losses if id(finding) not in gone)]
+    return [merged, *(finding for finding in losses if finding not in small)]
 
 
 def _one_of_a_program(judged: Run, losses: list[CauseFinding]) -> list[CauseFinding]:
@@ -626,8 +623,7 @@ def _one_of_a_program(judged: Run, losses: list[CauseFinding]) -> list[CauseFind
     merged.takes = together(of_program)
     exposed = positive(judged.values(f"exposed_ms.{merged.facts['op']}")).mean(axis=0)
     merged.ms = np.minimum(np.sum([finding.ms for finding in of_program], axis=0), exposed)
-    gone = {id(finding) for finding in of_program} - {id(merged)}
-    return [finding for finding in losses if id(finding) not in gone]
+    return [finding for finding in losses if finding is merged or finding not in of_program]
 
 
 def _one_of_a_line(judged: Run, losses: list[CauseFinding]) -> list[CauseFinding]:
