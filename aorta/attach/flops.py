@@ -15,6 +15,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from itertools import pairwise
+from operator import mul
 from traceback import walk_tb
 from typing import Any
 from weakref import ref
@@ -46,6 +47,7 @@ from aorta.records.schema import (
     NO_CALL,
     NO_OPTIMIZER,
     UNLIKE,
+    CallsOfFewRows,
     LineOfWork,
     LossLoop,
     OperatorLoop,
@@ -444,6 +446,7 @@ class ModelCalls:
             copies=num_at.total(),
             copies_bytes=self._copied.num_bytes,
             copies_at=max(num_at, key=num_at.__getitem__, default=None),
+            quiet=self._batches.quiet(),
         )
         models = {key: kind for key, kind in kinds.items() if self._models[key[0]][1]}
         if not models:
@@ -483,6 +486,33 @@ class ModelCalls:
                 if form_of(kind[0]) not in trained and self._frozen.part_again(number) >= SEEN_BEFORE:
                     found.append((count_of(*kind, needs_gradient=False).flops, self._frozen.lines[number]))
         return max(found, key=lambda entry: entry[0])
+
+    def _calls_of_few_rows(
+        self, kinds: dict[Any, tuple[Module, Any, Any]], counted: "dict[Any, Count]"
+    ) -> CallsOfFewRows | None:
+        by_model: dict[int, list[Any]] = {}
+        for key in counted:
+            by_model.setdefault(key[0], []).append(key)
+        found = []
+        for keys in by_model.values():
+            times = [self._times[key] for key in keys]
+            leaves = [tree_leaves(kinds[key][1:]) for key in keys]
+            # What another call gave has a gradient: one comes after the other then.
+            if any(getattr(leaf, "requires_grad", False) for given in leaves for leaf in given):
+                continue
+            rows = [next((one.shape[0] for one in given if getattr(one, "ndim", 0)), 0) for given in leaves]
+            operators = [counted[key].operators[0] for key in keys]
+            num, at = sum(times), max(zip(times, keys, strict=True), key=lambda entry: entry[0])[1]
+            found.append(
+                CallsOfFewRows(
+                    num=num,
+                    rows=round(sum(map(mul, times, rows)) / num),
+                    operators=round(sum(map(mul, times, operators)) / num),
+                    parameter_bytes=sum(one.nbytes for one in kinds[keys[0]][0].parameters()),
+                    at=self._lines[at],
+                )
+            )
+        return max(found, key=lambda one: one.num, default=None)
 
     def _of_discarded(
         self, kinds: dict[Any, tuple[Module, Any, Any]], counted: "dict[Any, Count]"
@@ -584,7 +614,7 @@ class ModelCalls:
             "twice": float(sum(num * counted[key].forward[0] for key, num in twice.items())),
             "twice_bytes": float(sum(num * counted[key].forward[1] for key, num in twice.items())),
             "twice_at": twice_at,
-            "quiet": self._batches.quiet(),
+            "calls": self._calls_of_few_rows(kinds, counted),
             "before": float(before),
             "before_at": before_at,
             "backwards": repeats * of_backward,

@@ -222,7 +222,8 @@ def _quiet_of(calls: list[_Call]) -> QuietCalls | None:
     found = [one for one in calls[:last] if one.is_quiet and one.module == calls[last].module]
     lengths = [one.columns for one in found]
     first, num = lengths[0] if found else 0, len(found)
-    if num < SEVERAL or lengths not in ([first] * num, [*range(first, first + num)]):
+    of_caches = [first] + [1] * (num - 1)
+    if num < SEVERAL or lengths not in ([first] * num, [*range(first, first + num)], of_caches):
         return None
     return QuietCalls(num=num, columns=(first, lengths[-1]), at=found[-1].line)
 

@@ -502,7 +502,21 @@ class QuietCalls(msgspec.Struct, frozen=True, kw_only=True):
 
     num: int
     columns: tuple[int, int]
-    """Of what the first and the last is given: tokens of a table. Alike, or else each has one more."""
+    """Of what the first and the last is given: tokens of a table. Alike; or each has one more; or with a
+    cache each but the first has one."""
+    at: StackFrame | None = None
+
+
+class CallsOfFewRows(msgspec.Struct, frozen=True, kw_only=True):
+    """Calls with gradients of one model in a step, none of which is given what another one gives."""
+
+    num: int
+    rows: int
+    """That each of them is given, in the mean."""
+    operators: int
+    """Of each, in both passes."""
+    parameter_bytes: int
+    """That each goes through."""
     at: StackFrame | None = None
 
 
@@ -628,6 +642,8 @@ class WorkOfStep(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """None of `bytes`."""
     twice_at: StackFrame | None = None
     quiet: QuietCalls | None = None
+    calls: CallsOfFewRows | None = None
+    """Of the model that is called most often."""
     before: float = 0.0
     """Of a frozen module that is called with rows of earlier steps; none of `flops`."""
     before_at: StackFrame | None = None

@@ -862,7 +862,8 @@ def test_a_batch_that_goes_forward_once_more_for_nothing_that_trains(form):
         ([5, 6, 7, 8], (5, 8)),
         ([5, 5, 5, 5], (5, 5)),
         ([5, 6, 7], None),  # too few
-        ([5, 1, 1, 1], None),  # with a cache
+        ([5, 1, 1, 1], (5, 1)),  # with a cache
+        ([5, 1, 1, 2], None),
         ([5, 6, 6, 8], None),
         ([], None),
     ],
@@ -886,6 +887,28 @@ def test_calls_without_gradients_before_the_one_that_trains(lengths, columns, fo
     quiet = calls.work.quiet
     assert (quiet and quiet.columns) == (columns if form == "before" else None)
     assert quiet is None or (quiet.num, quiet.at.function) == (4, "measured")
+
+
+@pytest.mark.parametrize("form", ["on few rows each", "one after the other"])
+def test_calls_of_the_model_in_a_step(form):
+    """Of what each is given another's result they are no calls on few rows."""
+    model, calls = nn.Linear(D, D), ModelCalls()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    for step in range(3):
+        calls.begin_step([optimizer], step)
+        y = torch.zeros(2, D)
+        for rows in (2, 2, 5):
+            y = model(torch.zeros(rows, D) if form == "on few rows each" else y)
+        calls.end_step()
+    calls.count()
+    found = calls.work.calls
+    assert (found is None) == (form != "on few rows each")
+    if found is None:
+        return
+    assert (found.num, found.rows) == (3, 3)
+    assert found.parameter_bytes == 4 * (D + 1) * D
+    assert found.operators >= 3
+    assert found.at.function == "test_calls_of_the_model_in_a_step"
 
 
 @pytest.mark.parametrize("of", ["lightning.fabric", "the model", "another"])

@@ -17,6 +17,7 @@ from aorta.records.schema import (
     UNLIKE,
     CallSite,
     CallSites,
+    CallsOfFewRows,
     HostSpan,
     HostUse,
     KernelNames,
@@ -381,6 +382,16 @@ def test_launches_of_a_loop_have_its_remedy(tmp_path, in_loop, kind, remedy):
     assert first.change.startswith(remedy)
     assert any("800 of a step's 1,000 operators" in text for text in first.evidence) == (in_loop == 800)
     assert (first.line and first.line.text) == (LINE.text if in_loop == 800 else None)
+
+
+@pytest.mark.parametrize("num", [16, 2])
+def test_launches_of_many_calls_of_the_model_are_told_to_be_fewer(tmp_path, num):
+    calls = CallsOfFewRows(num=num, rows=8, operators=100, parameter_bytes=1000, at=LINE)
+    work = WorkOfStep(flops=1.0, calls=calls)
+    first = named(tmp_path / "run", launches(2000), run=run_record(2, work=work))[0]
+    of_calls = f"larger micro-batches: the step calls the model {num} times, on 8 rows each"
+    assert first.change.startswith(of_calls if num == 16 else "torch.compile(model)")
+    assert (LINE.text in first.change) == (num == 16)
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,15 @@ import pytest
 
 from aorta.account.judge.judged import dataset, judge
 from aorta.account.load.open import load_run
-from aorta.records.schema import HostUse, LineOfWork, LossLoop, OperatorLoop, QuietCalls, WorkOfStep
+from aorta.records.schema import (
+    CallsOfFewRows,
+    HostUse,
+    LineOfWork,
+    LossLoop,
+    OperatorLoop,
+    QuietCalls,
+    WorkOfStep,
+)
 from aorta.records.stacks import StackFrame
 from aorta.why.causes.losses import needless
 from aorta.why.causes.rank import found_causes
@@ -382,6 +390,33 @@ def test_a_loop_over_operators_costs_what_they_need_beside_their_arithmetic(tmp_
 
 
 AT = StackFrame("a.py", 3, "Net.forward", True)
+
+
+@pytest.mark.parametrize(
+    ("num", "operators", "least_ms", "most_ms"),
+    [
+        # 16 calls beyond one, of 100 operators with 5 us each and 10 MB through which a core goes 6 times at
+        # 40 GB/s; at most what 16 of 17 calls take.
+        pytest.param(17, 100, 16 * (0.5 + 1.5), 30.0 * 16 / 17, id="many"),
+        pytest.param(17, 5, 16 * (0.025 + 1.5), 30.0 * 16 / 17, id="of-few-operators"),
+        pytest.param(3, 100, None, None, id="as-few-as-of-a-triplet"),
+    ],
+)
+def test_calls_on_few_rows_cost_what_each_needs_whatever_its_rows(
+    num, operators, least_ms, most_ms, tmp_path
+):
+    calls = CallsOfFewRows(num=num, rows=2, operators=operators, parameter_bytes=10_000_000, at=AT)
+    run = run_record(2, work=WorkOfStep(flops=100.0, calls=calls))
+    causes_of = found(tmp_path / "run", lambda rank, step, noise: plain(noise), run)
+    if least_ms is None:
+        assert causes_of == []
+        return
+    (cause,) = causes_of
+    least_ms = min(least_ms, most_ms)
+    assert cause.ms == pytest.approx(math.sqrt(least_ms * most_ms), rel=0.01)
+    assert cause.subject == f"{num} calls of the model a step, on 2 rows each in Net.forward(), a.py:3"
+    assert cause.interval_ms[0] <= least_ms <= most_ms <= cause.interval_ms[1] + 0.1
+    assert cause.change.startswith("call the model on more rows at a time")
 
 
 @pytest.mark.parametrize("num", [9, 900])

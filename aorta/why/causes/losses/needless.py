@@ -80,6 +80,15 @@ a planted graph network's step take 4.6 us each, and 20 ms less in all when they
 MOST_OF_WORK = 0.8
 CORE_FLOPS_PER_S = 1e10
 """What a core reaches at least in fp32, in products of some size."""
+MANY_CALLS = 4
+"""Of the model, in a step: several have reasons (images of a pair, a triplet)."""
+OF_A_CALL_MS, AT_MOST_MS = 0.005, 0.1
+"""CPU time of an operator, whatever its rows: of most, and of small convolutions beyond what one of more rows
+takes."""
+FROM_CACHES_BYTES_PER_S = 4e10
+"""Of a core: at which it goes through weights that lie in its caches."""
+PASSES_OF_WEIGHTS = 6
+"""Over the parameters, in each call: read in both passes, gradients written, and added to those before."""
 LARGE_BYTES = 8e6
 """A step, below which what passes through memory stays in caches."""
 THREADS_SAVE = 0.7
@@ -187,6 +196,7 @@ def _all_of_it(judged: Run, account: Account) -> Iterator[CauseFinding]:
         yield CauseFinding("compute", CAUSAL_SAVES * ms, TAKES, facts=facts | {"masked_ms": float(ms.mean())})
     if work is not None and work.flops:
         yield from _emulated(judged, account, work)
+        yield from _calls_of_few_rows(judged, account, work)
         yield from _counted(judged, account, work)
 
 
@@ -541,6 +551,38 @@ def _counted(judged: Run, account: Account, work: WorkOfStep) -> Iterator[CauseF
             yield finding(op, "padding of batches", None, part * left_ms, fills=percent(work.padding))
     if work.rows_bytes:
         yield from _unread_rows(judged, account, work, part_ms(0.0, work.rows_bytes), optimizer)
+
+
+def _calls_of_few_rows(judged: Run, account: Account, work: WorkOfStep) -> Iterator[CauseFinding]:
+    """What calls of a model on a few rows each take beyond one call on all: of each operator what it takes
+    whatever its rows, and to go through the weights. Both are known within limits."""
+    calls, threads = work.calls, noted_modes(judged.noted).get("num_threads") or 1
+    if calls is None or calls.num < MANY_CALLS or account.on_device:
+        return
+    ms, takes = beside_others(account, work_ms_of(account))
+    moved_bytes = PASSES_OF_WEIGHTS * calls.parameter_bytes / threads
+    beyond = calls.num - 1
+    least_ms = beyond * (OF_A_CALL_MS * calls.operators + 1e3 * moved_bytes / FROM_CACHES_BYTES_PER_S)
+    most_ms = beyond * (AT_MOST_MS * calls.operators + 1e3 * moved_bytes / CPU_BYTES_PER_S)
+    work_ms = float(work_ms_of(account).mean())
+    most_ms = min(most_ms, beyond / calls.num * work_ms)
+    least_ms = min(least_ms, most_ms)
+    if least_ms <= 0:
+        return
+    lost_ms = math.sqrt(least_ms * most_ms)
+    part = lost_ms / work_ms
+    facts: dict[str, object] = {
+        "op": "calls",
+        "what": f"{calls.num} calls of the model a step, on {counted(calls.rows, 'row')} each",
+        "at": calls.at,
+        "num_calls": calls.num,
+        "operators_each": f"{calls.operators:,}",
+        "each_bytes": float(calls.parameter_bytes),
+        "least_part": least_ms / lost_ms,
+    }
+    found = CauseFinding("compute", part * ms, takes, facts=facts)
+    found.more_ms = (most_ms - lost_ms) / work_ms * float(ms.mean())
+    yield found
 
 
 def _by_function(lines: list[LineOfWork]) -> list[list[LineOfWork]]:

@@ -20,7 +20,7 @@ from aorta.account.judge.stacks import FEWEST, Samples, in_modules, innermost, s
 from aorta.account.load.rank.kernels import COPY_TIME, COUNT
 from aorta.account.metrics import of_operation, operations
 from aorta.account.model import Run
-from aorta.account.numbers import quantity
+from aorta.account.numbers import counted, quantity
 from aorta.account.rows import positive
 from aorta.records.stacks import StackFrame
 from aorta.why.causes.code_lines import line_of, tell_holder
@@ -28,6 +28,7 @@ from aorta.why.causes.finding import ANY_CELL, WAIT, CauseFinding, Floats, of_th
 from aorta.why.causes.losses.hooks import code_in_hooks
 from aorta.why.causes.losses.host_needs import within_host_needs
 from aorta.why.causes.losses.needless import (
+    MANY_CALLS,
     idle_cores,
     lines_text,
     loop_of,
@@ -367,7 +368,7 @@ def _quiet_calls(judged: Run, steps: NDArray[np.bool_]) -> tuple[dict[str, objec
         "calls_at": "" if quiet.at is None else f": at {quiet.at.text}",
         "is_most": True,
     }
-    if first == last:
+    if first >= last:  # alike, or with a cache already
         return told, 1.0
     return told | {"columns": f"{first} to {last}"}, 1 - 2 * last / ((first + last) * quiet.num)
 
@@ -510,12 +511,17 @@ def _asked_for(judged: Run) -> dict[str, object]:
 
 
 def _looped(judged: Run) -> dict[str, object]:
-    """The loop over operators that most of a step's launches are of."""
+    """The loop over operators that most of a step's launches are of; else calls of the model, if these are
+    many."""
     work = judged.noted.work
     loop = None if work is None else loop_of(work)
     num = 0 if work is None else sum(line.operators for line in work.lines)
     if loop is None or loop.all_operators < MOST_OF_OPERATORS * num:
-        return {}
+        calls = None if work is None else work.calls
+        if calls is None or calls.num < MANY_CALLS:
+            return {}
+        told = {"origin": "calls", "num_calls": calls.num, "rows_each": counted(calls.rows, "row")}
+        return told | {"calls_at": "" if calls.at is None else f": at {calls.at.text}"}
     return {
         "origin": loop.kind,
         "loop_at": loop.at,
