@@ -49,6 +49,16 @@ class SiteRow(msgspec.Struct, frozen=True, kw_only=True):
     def often(self) -> str:
         return often(self.per_step)
 
+    @property
+    def kind(self) -> str:
+        """Of what it moves: 'gradients', 'parameters', 'buffers', 'a tensor', 'an object', 'a value'."""
+        return self.moves.partition(",")[0].partition(" of ")[0]
+
+    @property
+    def is_bucket(self) -> bool:
+        """Of gradients, as DistributedDataParallel reduces them."""
+        return self.moves.startswith("gradients, bucket")
+
 
 @once_of_run
 def sites_of(judged: Run) -> list[SiteRow]:

@@ -299,13 +299,11 @@ def beside_calls_ms(finding: CauseFinding, judged: Run) -> float:
 
 def _op(finding: CauseFinding) -> str:
     """The operation that a finding of collectives is of; '' where it is of none or of several."""
-    return str(finding.facts.get("op", "")).partition(" ")[0] if finding.kind in OF_COLLECTIVES else ""
+    return str(finding.facts.get("op", "")) if finding.kind in OF_COLLECTIVES else ""
 
 
 def _issuing(finding: CauseFinding, judged: Run) -> list[SiteRow]:
-    rows = [row for row in sites_of(judged) if row.op == _op(finding)]
-    name = str(finding.facts.get("op")).partition(" of ")[2].partition(" (")[0]
-    return [row for row in rows if name and name in row.moves] or rows
+    return [row for row in sites_of(judged) if row.op == _op(finding)]
 
 
 def _issuing_most(finding: CauseFinding, judged: Run) -> SiteRow | None:

@@ -432,11 +432,10 @@ class _Builder:
         group = rank_calls.group_of(call)
         op = rank_calls.op_of(call)
         node = members[0]
-        unit = self._unit(rank, node)
         self.collectives.append(
             TracedCollective(
                 op=op,
-                subject=f"{op} ({unit})" if unit else op,
+                unit=self._unit(rank, node),
                 members=members,
                 meeting=meeting,
                 size_bytes=rank_calls.bytes_of(call),

@@ -97,11 +97,11 @@ class Draft:
     def collectives(
         self, ops: frozenset[str] | None = None, unit: str | None = None
     ) -> list[TracedCollective]:
-        """Collectives of these operations, or all. unit: a part of the subject's name in parentheses."""
+        """Collectives of these operations, or all. unit: how the name of theirs begins."""
         return [
             collective
             for collective in self.graph.collectives
-            if (ops is None or collective.op in ops) and (unit is None or f"({unit}" in collective.subject)
+            if (ops is None or collective.op in ops) and (unit is None or collective.unit.startswith(unit))
         ]
 
     def step_ends(self) -> list[StepEnd]:

@@ -86,8 +86,8 @@ class TracedCollective:
     """A collective, with its nodes on the ranks of its group."""
 
     op: str
-    subject: str
-    """'all_gather (blocks.3)'."""
+    unit: str
+    """'blocks.3'; '' where nothing names it."""
     members: tuple[int, ...]
     """Nodes, one per rank that was traced."""
     meeting: int
@@ -98,6 +98,11 @@ class TracedCollective:
     group: str | None
     step: int
     """Index of the step that launched it, -1 for none."""
+
+    @property
+    def subject(self) -> str:
+        """'all_gather (blocks.3)'"""
+        return f"{self.op} ({self.unit})" if self.unit else self.op
 
 
 @dataclass(frozen=True, slots=True)

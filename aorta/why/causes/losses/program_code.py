@@ -185,7 +185,7 @@ def program_code(
         facts |= {"part_ms": float(ms.mean()), "origin": _libraries(paths), "group": (group, tuple(loops))}
         facts["runs"] = _called_in(paths, group[1]) if group[2] else None
         if facts["origin"] == "values" and any(
-            row.moves == "an object" and (row.file, row.function) == group[:2] for row in sites_of(judged)
+            row.kind == "an object" and (row.file, row.function) == group[:2] for row in sites_of(judged)
         ):
             facts["origin"] = "objects"
         facts |= dealt(judged, [StackFrame(group[0], group[2], group[1], True).text], group[2])
@@ -435,7 +435,7 @@ def _not_waiting(seen: Seen, waited: dict[Line, tuple[float, float]]) -> float:
 def dealt(judged: Run, lines: Iterable[str], of_line: int = 0) -> dict[str, Any]:
     """Facts of batches that a rank hands out in these lines' functions, or in one line of them; else none."""
     functions = {text.rpartition(":")[0] for text in lines}
-    rows = [row for row in sites_of(judged) if row.op in DEALS and row.moves.startswith("a tensor")]
+    rows = [row for row in sites_of(judged) if row.op in DEALS and row.kind == "a tensor"]
     rows = [row for row in rows if row.place.rpartition(":")[0] in functions and of_line in (0, row.line)]
     num_bytes = sum(row.bytes_per_step for row in rows)
     # As many bytes as the model's are its weights: of a teacher, or of replicas that are held equal.

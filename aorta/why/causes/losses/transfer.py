@@ -224,8 +224,7 @@ def moves_of(judged: Run, op: str) -> str:
     has_bytes = any(row.bytes_per_step for row in rows)
     weights: dict[str, float] = defaultdict(float)
     for row in rows:
-        moves = row.moves.partition(",")[0].partition(" of ")[0]
-        weights[moves] += row.bytes_per_step if has_bytes else row.per_step
+        weights[row.kind] += row.bytes_per_step if has_bytes else row.per_step
     most = max(weights, key=lambda moves: weights[moves], default="")
     return most if weights and weights[most] > 0.5 * sum(weights.values()) else ""
 
@@ -372,7 +371,7 @@ def _are_asynchronous(judged: Run, op: str) -> bool:
 def _own_calls(judged: Run, op: str) -> dict[str, object]:
     """Number and size of the small calls that no library issues, where someone looked: the mean of all small
     ones has the last buckets of gradients in it."""
-    own = [row for row in sites_of(judged) if row.op == op and not row.moves.startswith("gradients, bucket")]
+    own = [row for row in sites_of(judged) if row.op == op and not row.is_bucket]
     own = [row for row in own if row.bytes_per_step <= row.per_step * SMALL_BYTES]
     count, size = sum(row.per_step for row in own), sum(row.bytes_per_step for row in own)
     return {"count": count, "bytes": size / count, "total_bytes": size or None} if count >= MANY_CALLS else {}
@@ -381,7 +380,7 @@ def _own_calls(judged: Run, op: str) -> dict[str, object]:
 def _is_every_gradient(judged: Run) -> bool:
     """The program itself reduces about as many tensors in a step as its optimizer updates, no values."""
     num, calls = num_parameters(judged.noted), judged.mean_of("count.all_reduce") or 0.0
-    own = [row for row in sites_of(judged) if row.op == "all_reduce" and "bucket" not in row.moves]
+    own = [row for row in sites_of(judged) if row.op == "all_reduce" and not row.is_bucket]
     is_whole = not own or 2 * sum(row.bytes_per_step for row in own) >= bytes_of_optimizers(judged.noted)
     return is_whole and num >= MANY_CALLS and abs(calls - num) <= ABOUT * num
 

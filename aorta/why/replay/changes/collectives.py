@@ -202,17 +202,16 @@ def keep_parameters(draft: Draft) -> None:
     dropped: set[tuple[int, str]] = set()
     num = 0
     for collective in graph.collectives:
-        if collective.op != "all_gather" or "(" not in collective.subject or collective.step < 0:
+        if collective.op != "all_gather" or not collective.unit or collective.step < 0:
             continue
-        key = (collective.step, collective.group, collective.subject)
+        key = (collective.step, collective.group, collective.unit)
         if key not in gathered:
             gathered.add(key)
             continue
         num += 1
-        unit = collective.subject.partition("(")[2].rstrip(")")
         for node in collective.members:
             draft.set_duration(node, 0.0)
-            dropped.add((nodes.rank[node], f"{collective.step}|{unit}"))
+            dropped.add((nodes.rank[node], f"{collective.step}|{collective.unit}"))
     if num == 0:
         raise UnfitError(
             "no all_gather of one unit comes twice in a step (its unit is told by the"
