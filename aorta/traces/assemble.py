@@ -21,7 +21,7 @@ from aorta.timeline.overlap import on_compute_stream
 from aorta.timeline.types import Kind, Source, Timeline
 from aorta.traces.classify import COPY_KERNEL, HELPERS, UNKNOWN, Classifier, compute_op
 from aorta.traces.host_spans import HostSide
-from aorta.traces.model import NS_PER_MS, RankTrace, TraceCollective, TraceQuality, listed_names
+from aorta.traces.model import NS_PER_MS, LeftOut, RankTrace, TraceCollective, TraceQuality, listed_names
 
 UNLINKED = np.iinfo(np.int64).min
 """Launch time of an activity whose launch the trace lacks."""
@@ -220,9 +220,9 @@ def _take_device(work: Activities, location: str, chosen: str | None) -> tuple[s
         left = [i for i in present if i != device_number]
         if chosen is None:
             left_out = listed_names(f"GPU {names[i]} (busy {busy_ns[i] / NS_PER_MS:.3f} ms)" for i in left)
+            busiest = f"the numbers are of GPU {names[device_number]}, the busiest"
             work.notes.append(
-                f"the trace holds {len(present)} GPUs: the numbers are of GPU {names[device_number]},"
-                f" the busiest; left out: {left_out}"
+                LeftOut(f"the trace holds {len(present)} GPUs: {busiest}; left out: {left_out}")
             )
         work.keep(device == device_number)
     return tuple(names[i] for i in present)
@@ -240,10 +240,9 @@ def _leave_out_untimed(work: Activities, classifier: Classifier) -> dict[str, st
     too_long = _impossibly_long(work)
     if too_long.any():
         worst_ms = float((work.end_ns - work.start_ns)[too_long].max()) / NS_PER_MS
-        work.notes.append(
-            f"kernels that last on while later ones of their stream run, left out: {int(too_long.sum())},"
-            f" the longest {worst_ms:.6g} ms"
-        )
+        which = "kernels that last on while later ones of their stream run"
+        num = int(too_long.sum())
+        work.notes.append(LeftOut(f"{which}, left out: {num}, the longest {worst_ms:.6g} ms"))
     timed = ~too_long if work.is_timed is None else work.is_timed & ~too_long
     untimed = {}
     if not timed.all():
@@ -299,7 +298,7 @@ def _distinct(marks: list[StepMark], notes: list[str]) -> list[StepMark]:
         first_mark = first.setdefault(mark.step, mark)
         num_apart += mark.start_ns >= first_mark.end_ns
     if num_apart:
-        notes.append(f"steps that are marked again later in the trace, left out: {num_apart}")
+        notes.append(LeftOut(f"steps that are marked again later in the trace, left out: {num_apart}"))
     return list(first.values())
 
 

@@ -47,6 +47,12 @@ class TraceCollective(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     correlation: int | str | None
 
 
+class LeftOut(str):
+    """A note on what is left out of the numbers, which is a warning."""
+
+    __slots__ = ()
+
+
 class TraceQuality(msgspec.Struct, frozen=True, kw_only=True):
     """Faults and gaps of a trace. Counts are of device activities (kernels, copies, memsets).
 

@@ -6,7 +6,7 @@ from typing import Literal, NamedTuple
 
 from aorta.timeline.overlap import total
 from aorta.timeline.types import Total
-from aorta.traces.model import RankTrace, TraceQuality
+from aorta.traces.model import LeftOut, RankTrace, TraceQuality
 
 Severity = Literal["warning", "note"]
 FEW = 0.01
@@ -43,7 +43,9 @@ def verdict(trace: RankTrace, sums: Total | None = None) -> list[Finding]:
     findings += [
         Finding("warning", f"{reason}: what needs them is not known") for reason in trace.untimed.values()
     ]
-    findings += [Finding(_severity(note), note) for note in trace.quality.notes]
+    findings += [
+        Finding("warning" if isinstance(note, LeftOut) else "note", note) for note in trace.quality.notes
+    ]
     return sorted(findings, key=lambda finding: finding.severity != "warning")
 
 
@@ -120,11 +122,6 @@ def _classes(q: TraceQuality, sums: Total) -> Iterator[Finding]:
             "kernels that start before their predecessor on the stream has ended:"
             f" {q.num_same_stream_overlaps}",
         )
-
-
-def _severity(note: str) -> Severity:
-    """Severity of a reader's note: what is left out of the numbers is a warning."""
-    return "warning" if "left out" in note else "note"
 
 
 def truncated(trace: RankTrace) -> dict[int, str]:

@@ -18,7 +18,7 @@ from aorta.traces.assemble import Category, nanoseconds
 from aorta.traces.classify import COMM_RULES, CommRule
 from aorta.traces.files import Database, integer, open_database, quoted
 from aorta.traces.host_calls import HostCall
-from aorta.traces.model import RankTrace, listed_names
+from aorta.traces.model import LeftOut, RankTrace, listed_names
 from aorta.traces.rocprof import Columns, copy_category, copy_device, trace_of_columns
 
 KERNEL_VIEW = {
@@ -227,7 +227,8 @@ def _regions(database: Database, notes: list[str]) -> list[_Region]:
     rows = _from_view(database, "regions", _Region._fields, REGION_VIEW)
     if rows is None:
         if _tables(database, "rocpd_region"):
-            notes.append("there is no view regions that can be read: host calls and markers are left out")
+            why = "there is no view regions that can be read"
+            notes.append(LeftOut(f"{why}: host calls and markers are left out"))
         return []
     return [_Region(*row) for row in rows]
 

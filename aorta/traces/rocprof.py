@@ -37,10 +37,12 @@ from aorta.traces.host_calls import (
     step_marks,
 )
 from aorta.traces.host_spans import HostEvent
-from aorta.traces.model import RankTrace, known_rank, rank_in_name
+from aorta.traces.model import LeftOut, RankTrace, known_rank, rank_in_name
 
 BOOT_CLOCK = "times are those of the machine's boot clock, not of the Unix clock"
-STEPS_UNLINKED = "steps are marked, but without --hip-trace nothing ties kernels to them: they are left out"
+STEPS_UNLINKED = LeftOut(
+    "steps are marked, but without --hip-trace nothing ties kernels to them: they are left out"
+)
 TIMES = frozenset(("Start_Timestamp", "End_Timestamp"))
 """Columns of every CSV file of a trace."""
 LONGEST_FIELD = 1 << 24
