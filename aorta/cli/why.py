@@ -6,11 +6,11 @@ path is shown, and which --if replays with changes.
 
 import os
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
@@ -22,6 +22,7 @@ from aorta.cli.options import (
     steps_and_ranks,
     warmup_option,
 )
+from aorta.cli.report import label_of, trace_reading
 from aorta.command_line import OneScreenCommand
 from aorta.errors import FINE, ReplayError, ReportError, TraceError
 from aorta.processes import no_garbage_collection
@@ -49,27 +50,12 @@ class Selection:
     warmup: int | None
 
 
-@dataclass(frozen=True, kw_only=True)
-class RecordsReading:
-    """Settings for reading a run or traces: processes, Dask's address, a file of rules."""
+class Reader(NamedTuple):
+    """Reads a run or traces as the options say."""
 
-    jobs: int | None
-    dask: str | None
-    comm_rules: Path | None
-    strict: bool
-
-    @cached_property
-    def rules(self) -> "tuple[CommRule, ...]":
-        from aorta.traces.classify import load_rules
-
-        return load_rules(self.comm_rules)
-
-    def load(self, paths: tuple[Path, ...], label: str) -> "Run":
-        from aorta.account.load.open import load_run
-        from aorta.traces.steps import Reading
-
-        reading = Reading(rules=self.rules, strict=self.strict)
-        return load_run(paths, label, jobs=self.jobs, dask=self.dask, reading=reading)
+    load: "Callable[..., Run]"
+    """load_run, of their paths and a label."""
+    rules: "Sequence[CommRule]"
 
 
 @click.command("why", cls=OneScreenCommand)
@@ -103,18 +89,21 @@ def why_command(
     RUN is the folder of a run, or traces of all its ranks. At most five causes, the largest first, each with
     milliseconds, evidence, the setting to change and a command that checks it. --if may repeat.
     """
+    from aorta.account.load.open import load_run
+
     if of_hazards:
         return _hazards(runs, as_json)
     selection = Selection(**selected)
-    reading = RecordsReading(jobs=jobs, dask=dask, comm_rules=comm_rules, strict=strict)
+    reading = trace_reading(comm_rules, strict=strict)
+    reader = Reader(partial(load_run, jobs=jobs, dask=dask, reading=reading), reading.rules)
     is_run = _is_run(runs)
     if is_run and len(runs) > 1:
         raise ReportError(f"aorta why takes one run, got {len(runs)}; aorta compare takes two")
     if not changes:
-        return _why(runs, selection, reading, as_json)
+        return _why(runs, selection, reader, as_json)
     if is_run:
-        return _replay_traces_of(runs[0], changes, selection, reading, as_json)
-    return _replay_traces(runs, changes, selection, reading, as_json)
+        return _replay_traces_of(runs[0], changes, selection, reader, as_json)
+    return _replay_traces(runs, changes, selection, reader, as_json)
 
 
 def _hazards(runs: tuple[Path, ...], as_json: bool) -> int:
@@ -143,21 +132,20 @@ def _is_run(paths: tuple[Path, ...]) -> bool:
 # ---- causes ----------------------------------------------------------------------------------------
 
 
-def _why(paths: tuple[Path, ...], selection: Selection, reading: RecordsReading, as_json: bool) -> int:
+def _why(paths: tuple[Path, ...], selection: Selection, reader: Reader, as_json: bool) -> int:
     """Print why the steps take their time; of traces also the critical path, where they can be replayed."""
     from aorta.account.judge.cells import account_of
     from aorta.account.judge.judged import dataset, judge, selected
     from aorta.account.judge.phases import phases_of
     from aorta.account.judge.profiles import busiest, told_differences
     from aorta.account.judge.sites import sites_of
-    from aorta.cli.report import label_of
     from aorta.timeline.types import TRACE_SOURCES
     from aorta.why.causes.rank import causes_of
     from aorta.why.causes.text import MOST_LINES, causes_text
 
     path = paths[0] if len(paths) == 1 else paths[0].parent
     label = label_of(os.path.basename(os.path.realpath(path)))
-    run = reading.load(paths, label)
+    run = reader.load(paths, label)
     if selection.steps is not None or selection.ranks is not None:
         run = selected(run, selection.steps, selection.ranks)
     # Chosen steps are judged from the first one on, unless --warmup says otherwise.
@@ -167,7 +155,7 @@ def _why(paths: tuple[Path, ...], selection: Selection, reading: RecordsReading,
     path_lines: list[str] = []
     path_json: dict[str, Any] = {}
     if run.source in TRACE_SOURCES:
-        path_lines, path_json = _critical_path(paths, selection, reading, as_json)
+        path_lines, path_json = _critical_path(paths, selection, reader, as_json)
     if as_json:
         account = account_of(judged)
         answer = {
@@ -196,7 +184,7 @@ def _why(paths: tuple[Path, ...], selection: Selection, reading: RecordsReading,
 
 
 def _critical_path(
-    paths: tuple[Path, ...], selection: Selection, reading: RecordsReading, as_json: bool
+    paths: tuple[Path, ...], selection: Selection, reader: Reader, as_json: bool
 ) -> tuple[list[str], dict[str, Any]]:
     """The critical path of the typical traced step, as text and as JSON; or why there is none."""
     from aorta.why.causes.whatifs import MOST_BYTES, size_bytes
@@ -210,7 +198,7 @@ def _critical_path(
         if num_bytes > MOST_BYTES:
             raise ReplayError(f"{num_bytes >> 20} MiB of traces: aorta why TRACES --if CHANGE does")
         with no_garbage_collection():  # a graph is millions of small objects and no circle of them
-            all_steps = steps_of(paths[0] if len(paths) == 1 else list(paths), reading.rules)
+            all_steps = steps_of(paths[0] if len(paths) == 1 else list(paths), reader.rules)
             steps = _chosen(all_steps, selection.steps)
             step = _typical(settled(steps))
             replayed = replay(step)
@@ -238,7 +226,7 @@ def _critical_path(
 
 
 def _replay_traces_of(
-    run: Path, changes: tuple[str, ...], selection: Selection, reading: RecordsReading, as_json: bool
+    run: Path, changes: tuple[str, ...], selection: Selection, reader: Reader, as_json: bool
 ) -> int:
     traces = run / "torch_profiler"
     if not run.is_dir():
@@ -248,19 +236,19 @@ def _replay_traces_of(
             f"--if replays a traced step, and {run} holds no traces (torch_profiler/): trace one with"
             f" 'aorta capture {run}' while it runs, or profiling.enabled=true"
         )
-    untraced_ms = _untraced_quartiles_ms(run, selection.warmup, reading)
-    return _replay_traces((traces,), changes, replace(selection, warmup=None), reading, as_json, untraced_ms)
+    untraced_ms = _untraced_quartiles_ms(run, selection.warmup, reader)
+    return _replay_traces((traces,), changes, replace(selection, warmup=None), reader, as_json, untraced_ms)
 
 
 def _untraced_quartiles_ms(
-    path: Path, warmup: int | None, reading: RecordsReading
+    path: Path, warmup: int | None, reader: Reader
 ) -> tuple[float, float, float] | None:
     """Quartiles of the run's steps that no profiler slowed down, the median in the middle."""
     import numpy as np
 
     from aorta.account.judge.judged import judge
 
-    judged = judge(reading.load((path,), "run"), warmup)
+    judged = judge(reader.load((path,), "run"), warmup)
     step_ms = judged.values("step_ms")
     median_ms = judged.statistics["step_ms"].median
     if median_ms is None or median_ms != median_ms:
@@ -273,7 +261,7 @@ def _replay_traces(
     paths: tuple[Path, ...],
     changes: tuple[str, ...],
     selection: Selection,
-    reading: RecordsReading,
+    reader: Reader,
     as_json: bool,
     untraced_ms: tuple[float, float, float] | None = None,
 ) -> int:
@@ -292,7 +280,7 @@ def _replay_traces(
     if selection.warmup is not None:
         raise ReplayError("--warmup is for records: of traced steps, --steps chooses")
     with no_garbage_collection():  # a graph is millions of small objects and no circle of them
-        all_steps = steps_of(paths[0] if len(paths) == 1 else list(paths), reading.rules)
+        all_steps = steps_of(paths[0] if len(paths) == 1 else list(paths), reader.rules)
         chosen = _chosen(all_steps, selection.steps)
         low_ms, median_ms, high_ms = untraced_ms or (None, None, None)
         quartiles_ms = None if low_ms is None or high_ms is None else (low_ms, high_ms)
