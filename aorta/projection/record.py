@@ -14,7 +14,7 @@ from aorta.projection.memory import memory
 from aorta.projection.prices import Pricer
 from aorta.projection.step import Projection, build_stages, micro_batches, transfer_s
 from aorta.projection.streams import COMPUTE, STREAMS, StreamTask, run
-from aorta.records.schema import CollectiveRecord, MemoryRecord, RunRecord, StepRecord
+from aorta.records.schema import NOTHING_NOTED, CollectiveRecord, MemoryRecord, RunRecord, StepRecord
 from aorta.records.writer import RunFolder, move_aside
 from aorta.steps.record import partial_record
 from aorta.timeline.collective import busbw_factor
@@ -217,12 +217,12 @@ def _run(projection: Projection) -> RunRecord:
     if model.experts:
         shape |= {"E": model.experts.num_experts, "k": model.experts.num_active}
     written_unix_ns = time.time_ns()
-    return RunRecord(
+    return msgspec.structs.replace(
+        NOTHING_NOTED,
         started_unix_ns=written_unix_ns,
         finished_unix_ns=written_unix_ns,
         world_size=plan.world_size,
         command=sys.argv,
-        config=None,
         model=shape,
         layout={
             "world": plan.world_size,
@@ -234,11 +234,6 @@ def _run(projection: Projection) -> RunRecord:
             "grad_accum": plan.num_micro_batches,
             "compile": plan.stack == "compiled",
         },
-        versions={},
         devices=[{"name": projection.hardware.title}],
-        environment={},
-        clock_anchors=[],
-        coverage={},
-        placement=None,
         not_measured={name: PROJECTED for name in ("versions", "environment", "clock_anchors", "coverage")},
     )

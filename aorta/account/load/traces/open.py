@@ -23,7 +23,7 @@ from aorta.account.metrics import of_operation
 from aorta.account.model import Progress, Run
 from aorta.account.numbers import number
 from aorta.errors import TraceError
-from aorta.records.schema import RunRecord
+from aorta.records.schema import NOTHING_NOTED, RunRecord
 from aorta.timeline.matching import UNKNOWN_SIZE, RankCalls
 from aorta.timeline.types import Source as RecordSource
 from aorta.timeline.waits import RankView, match_ranks
@@ -142,35 +142,19 @@ def _totals(summary: RankSummary) -> dict[str, float | int | None]:
 
 def _run_record(summaries: Sequence[RankSummary], world_size: int) -> RunRecord:
     """Facts that traces give about a run: devices and versions, and no configuration."""
-    missing = (
-        "command",
-        "config",
-        "model",
-        "layout",
-        "environment",
-        "clock_anchors",
-        "coverage",
-        "placement",
-    )
-    return RunRecord(
+    of_a_run = ("config", "model", "layout", "environment", "clock_anchors", "coverage", "placement")
+    return msgspec.structs.replace(
+        NOTHING_NOTED,
         started_unix_ns=min(summary.facts.start_unix_ns for summary in summaries),
         finished_unix_ns=max(summary.facts.end_unix_ns for summary in summaries),
         world_size=world_size,
-        command=[],
-        config=None,
-        model=None,
-        layout=None,
         versions=dict(summaries[0].versions),
         devices=[
             {"name": summary.device, "host": summary.host}
             for summary in summaries
             if summary.device is not None
         ],
-        environment={},
-        clock_anchors=[],
-        coverage={},
-        placement=None,
-        not_measured=dict.fromkeys(missing, NOT_IN_TRACE),
+        not_measured=dict.fromkeys(("command", *of_a_run), NOT_IN_TRACE),
     )
 
 
