@@ -442,11 +442,13 @@ class ModelCalls:
         kinds, self._kinds = self._kinds, {}
         self._copies.clear()
         num_at = self._copied.num_at
+        sizes = [tuple(sorted(size[2] for size in step.values())) for step in self._sizes if step]
         self.work = WorkOfStep(
             copies=num_at.total(),
             copies_bytes=self._copied.num_bytes,
             copies_at=max(num_at, key=num_at.__getitem__, default=None),
             quiet=self._batches.quiet(),
+            num_sizes=(len({*sizes}), len(sizes)),
         )
         models = {key: kind for key, kind in kinds.items() if self._models[key[0]][1]}
         if not models:

@@ -75,6 +75,7 @@ class ProgramNotes:
     def loader_made(self, loader: Any) -> None:
         described = {name: getattr(loader, name, None) for name in LOADER_ARGUMENTS}
         described |= {"kind": type(loader).__name__, "dataset": type(loader.dataset).__name__}
+        described["is_on_device"] = _is_on_device(loader.dataset)
         kept = self._kept(self._loaders, described)
         if kept is not None:
             kept.setdefault("num_batches", 0)
@@ -245,13 +246,15 @@ def _slowed_by(torch: Any) -> dict[str, tuple[str, int] | None]:
 
     tracing = sys.modules.get("tracemalloc")
     asked = getattr(torch._C, "_cuda_isHistoryEnabled", None)
-    history = asked is not None and accelerator().is_initialized() and asked()
+    has_device = accelerator().is_initialized()
+    history = asked is not None and has_device and asked()
     is_on = {
         ("tracer", "settrace("): sys.gettrace() is not None,
         ("profile", "Profile("): sys.getprofile() is not None,
         ("tracemalloc", "tracemalloc.start("): tracing is not None and tracing.is_tracing(),
         ("memory_history", "_record_memory_history("): history,
         ("mkldnn", "backends.mkldnn."): not torch.backends.mkldnn.enabled,
+        ("cudnn_benchmark", "cudnn.benchmark"): has_device and torch.backends.cudnn.benchmark,
     }
     modules = [*sys.modules.values()] if any(is_on.values()) else []
     return {name: _line_with(text, modules) for (name, text), is_one in is_on.items() if is_one}
@@ -337,6 +340,22 @@ def _line_with(text: str, modules: Iterable[Any]) -> tuple[str, int] | None:
         if text in line
     ]
     return found[0] if len(found) == 1 else None
+
+
+def _is_on_device(dataset: Any) -> bool:
+    """Whether a data set holds tensors of a device, from which it takes items."""
+    dataset = getattr(dataset, "dataset", dataset)  # of a Subset
+    with suppress(Exception):  # of the program's own class
+        held = [one for value in vars(dataset).values() for one in _entries(value)]
+        return any(getattr(getattr(one, "device", None), "type", "cpu") != "cpu" for one in held)
+    return False
+
+
+def _entries(value: Any) -> list[Any]:
+    """Of a tuple or dict such as a data set has of its columns; else the value."""
+    entries = [*value.values()] if isinstance(value, dict) else value
+    is_of_columns = isinstance(entries, tuple | list) and len(entries) <= MOST
+    return [*entries] if is_of_columns else [value]
 
 
 def _sizes(parameters: Any) -> dict[str, Any]:

@@ -642,6 +642,8 @@ class WorkOfStep(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """None of `bytes`."""
     twice_at: StackFrame | None = None
     quiet: QuietCalls | None = None
+    num_sizes: tuple[int, int] = (0, 0)
+    """Of what models are called with: different ones, and steps that were looked at."""
     calls: CallsOfFewRows | None = None
     """Of the model that is called most often."""
     before: float = 0.0

@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook, fp16_compress_hook
 from torch.distributed.device_mesh import init_device_mesh
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, Subset, TensorDataset
 
 from aorta.attach import program
 from aorta.attach.program import MOST, CoreTimes, ProgramNotes, _line_with
@@ -31,6 +31,14 @@ os.kill(os.getpid(), signal.SIGKILL)
 """
 
 
+class Columns:
+    def __init__(self, rows, is_dict):
+        self.of_rows = {"rows": rows} if is_dict else rows
+
+    def __len__(self):
+        return 6
+
+
 @pytest.fixture
 def notes():
     return ProgramNotes()
@@ -45,6 +53,16 @@ def test_a_loader_is_described_with_its_arguments_and_its_line(notes):
     site = here(-1)
     (loader,) = notes.described()["loaders"]
     assert (loader["num_workers"], loader["batch_size"], loader["site"]) == (0, 2, site)
+
+
+@pytest.mark.parametrize("of", ["tensors", "a dict", "attributes"])
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+def test_a_loader_of_tensors_of_a_device_is_told(notes, of, device):
+    rows = torch.zeros(6, 2, device=device)
+    dataset = TensorDataset(rows) if of == "tensors" else Subset(Columns(rows, of == "a dict"), [0, 1])
+    notes.loader_made(DataLoader(dataset, batch_size=2))
+    (loader,) = notes.described()["loaders"]
+    assert loader["is_on_device"] == (device == "meta")
 
 
 def test_batches_and_epochs_tell_the_loader_that_the_loop_reads(notes):

@@ -25,6 +25,7 @@ PROGRAM = (
     *("fused", "optimizer_of_another", "never_fused", "unfused", "anomaly", "no_core", "short_batch"),
     *("whole_batches", "cuda_graphs", "own_crowd", "one_thread", "few_threads", "comm_hook", "prefetched"),
     *("expandable", "offloaded", "foreach", "buckets_usual", "iterated_anew", "own_threads"),
+    "items_on_device",
 )
 """workers_0: the training loop's DataLoader has none; workers_new: it has some, which start anew in short
 epochs. pinned: it hands out pinned memory. buckets_small, buckets_usual: DDP's are set below its default, or
@@ -317,6 +318,8 @@ def _loader(loader: Mapping[str, Any], names: set[str], facts: dict[str, str]) -
     names.add("workers" if num_workers else "workers_0")
     names |= {"pinned"} if loader.get("pin_memory") else set()
     names |= {"whole_batches"} if "batch_size" in loader and loader["batch_size"] is None else set()
+    is_of_items = loader.get("is_on_device") and "whole_batches" not in names
+    names |= {"items_on_device"} if is_of_items else set()
     names |= {"iterated_anew"} if MANY_EPOCHS < epochs >= ANEW * _number(loader, "num_batches") else set()
     is_short = epochs > 1 and _number(loader, "num_batches") < SHORT_EPOCH * epochs
     if num_workers and not loader.get("persistent_workers") and is_short:

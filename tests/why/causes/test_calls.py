@@ -14,6 +14,7 @@ ANY = frozenset({"any"})
         (("np.choice",), "draw with numpy's Generator, np.random"),
         (("np.permutation",), "draw an order of all once"),
         (("Random.shuffle of python", "Random._randbelow of python"), "draw an order of all once"),
+        (("Random.sample of python", "Random._randbelow of python"), "keep what is sampled in arrays"),
         (("np.randn",), "draw with numpy's Generator, for all samples"),
         (("Random.gauss of python",), "draw all numbers in one call"),
         (("torch.randn",), "draw as few numbers"),

@@ -40,7 +40,7 @@ from aorta.why.causes.losses.needless import (
     loop_of,
     needless_work,
 )
-from aorta.why.causes.losses.program_code import _computes_by_itself
+from aorta.why.causes.losses.program_code import _computes_by_itself, _slowed
 from aorta.why.causes.losses.transfer import Exposure, _largest
 from aorta.why.causes.losses.waiting import IN_STEP, in_step
 from aorta.why.causes.rank import Worth, _once, _place, causes_of, found_causes
@@ -917,6 +917,26 @@ def needless(kernels, work=None, peak=None, classes=None, shape=None):
     return [
         (finding.facts["op"], pytest.approx(finding.mean_ms)) for finding in needless_work(judged, account)
     ]
+
+
+@pytest.mark.parametrize(
+    ("num_sizes", "kernel", "is_told"),
+    [
+        pytest.param((10, 10), "cudnn_infer_wgrad2d", True, id="each-of-another-size"),
+        pytest.param((5, 10), "cudnn_infer_wgrad2d", False, id="of-five-sizes"),
+        pytest.param((3, 3), "cudnn_infer_wgrad2d", False, id="of-too-few-steps"),
+        pytest.param((10, 10), "sm90_gemm", False, id="no-convolutions"),
+    ],
+)
+def test_kernels_that_cudnn_tries_out_for_each_new_size(num_sizes, kernel, is_told):
+    modes = {"slowed_by": {"cudnn_benchmark": ("/job/train.py", 7)}}
+    noted = SimpleNamespace(work=WorkOfStep(num_sizes=num_sizes), program={"modes": modes})
+    judged = SimpleNamespace(metrics={f"kernel_name_ms.{kernel}": None}, noted=noted, num_judged=20)
+    account = SimpleNamespace(on_device=True, mean_ms=lambda *_: 0.0, mean_step_ms=40.0)
+    found = [one.facts for one in _slowed(judged, account)]
+    assert [(one["origin"], one["sizes"], one["at"].line) for one in found] == (
+        [("cudnn_benchmark", "10", 7)] if is_told else []
+    )
 
 
 def test_no_sentence_of_one_needless_work_is_said_of_another():

@@ -77,6 +77,12 @@ def broadcasts(rank, step, noise):
         pytest.param(slow_loader, {"loaders": LOADER}, "num_workers=0 at train.py:41: set", id="no-workers"),
         pytest.param(
             slow_loader,
+            {"loaders": LOADER | {"is_on_device": True}},
+            "cut batches out of the device's tensors",
+            id="of-a-device",
+        ),
+        pytest.param(
+            slow_loader,
             {"loaders": LOADER | {"num_workers": 3}},
             "num_workers=3 at train.py:41 do",
             id="few-workers",

@@ -36,15 +36,16 @@ from aorta.account.judge.stacks import (
     samples_of_ranks,
     timed_samples_of,
 )
-from aorta.account.load.rank.kernels import TIME
+from aorta.account.load.rank.kernels import NAME_TIME, TIME
 from aorta.account.load.rank.phases import PREFIX
-from aorta.account.metrics import of_operation
+from aorta.account.metrics import of_operation, operations
 from aorta.account.model import Run
 from aorta.account.rows import of_the_others
 from aorta.records.schema import NO_CALL, NO_OPTIMIZER, HostKind
 from aorta.records.stacks import StackFrame
 from aorta.why.causes.finding import WAIT, CauseFinding, Floats
 from aorta.why.causes.losses.host_needs import MOSTLY_IDLE
+from aorta.why.causes.losses.needless import CONVOLUTION
 from aorta.why.causes.losses.seen import Line, Seen, line_of
 from aorta.why.causes.program import noted_modes, program_of
 from aorta.why.causes.source import source_of
@@ -85,8 +86,12 @@ SLOWING = {
     "tracemalloc": "tracemalloc",
     "memory_history": "the history of the device's memory",
     "mkldnn": "torch without oneDNN",
+    "cudnn_benchmark": "cuDNN, which tries its kernels out for each new size",
 }
 """By the name in run.json."""
+FEWEST_SIZES, NEARLY_ALL = 4, 0.8
+"""Steps that tell whether sizes vary, and of these that differ: of a few sizes that come again, trials are
+few."""
 THROUGH_MEMORY = ("elementwise", "normalization", "copy")
 """Classes of kernels, of which compiled code has fewer."""
 DEALS, DEALT_BYTES = ("broadcast", "scatter"), 1 << 20
@@ -225,13 +230,28 @@ def _slowed(judged: Run, account: Account) -> Iterator[CauseFinding]:
     little. A device that is busy hides it."""
     slowed_by = noted_modes(judged.noted).get("slowed_by") or {}
     is_hidden = account.on_device and account.mean_ms(*DEVICE_CELLS) < LARGE * account.mean_step_ms
-    for name in slowed_by.keys() & SLOWING.keys() if not is_hidden else ():
+    for name in slowed_by.keys() & SLOWING.keys():
+        sizes = _sizes_tried(judged) if name == "cudnn_benchmark" else None
+        if sizes is None if name == "cudnn_benchmark" else is_hidden:
+            continue
         file, line = slowed_by[name] or ("", 0)
         at = StackFrame(file, line, "<module>", True) if line else None
         facts = {"op": "slowed", "origin": name, "what": SLOWING[name], "at": at}
         facts["why_no_size"] = "in all steps, and no sample shows how much slower these are by it"
+        if sizes is not None:
+            facts["why_no_size"] = "in steps with a size that is new, and no record tells trials from use"
+            facts["sizes"], facts["in_steps_seen"] = map(str, sizes)
         if name != "mkldnn" or not account.on_device:
             yield CauseFinding("program_code", np.zeros(judged.num_judged), {}, facts, is_risk=True)
+
+
+def _sizes_tried(judged: Run) -> tuple[int, int] | None:
+    """Different ones, and in how many steps, where nearly each has convolutions of another size."""
+    work, kernels = judged.noted.work, operations(judged.metrics, NAME_TIME)
+    num_sizes, num_steps = (0, 0) if work is None else work.num_sizes
+    is_varied = num_steps >= FEWEST_SIZES and num_sizes >= NEARLY_ALL * num_steps
+    has_convolutions = any(CONVOLUTION.search(name) for name in kernels)
+    return (num_sizes, num_steps) if is_varied and has_convolutions else None
 
 
 def fallen_back(judged: Run, account: Account) -> Iterator[CauseFinding]:
