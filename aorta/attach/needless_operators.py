@@ -40,6 +40,10 @@ OF_FUSED_SCORES = "_safe_softmax"
 """What scaled_dot_product_attention is taken apart into where there is no data."""
 
 FILLED = re.compile("(new_)?(zeros|ones|full)(_like)?$")
+SOLVES = re.compile(
+    "_?linalg_(?!vector|matrix_norm|cross|check)|.*(cholesky|triangular_solve|geqrf|ormqr|orgqr)|lu_"
+)
+"""Operators of linear algebra, whose FLOPs nobody counts: factorizations, and what is solved with them."""
 KEEPS_CAUSAL = re.compile("(where|eq|ne|logical_not|bitwise_not|masked_fill|_to_copy|mul|clone|rsub)$")
 """Operators on one mask."""
 Shape = tuple[int, frozenset[int]]
@@ -157,8 +161,9 @@ class NeedlessOperators:
         self._line_of: dict[int, StackFrame | None] = {}
         """That made it, by storage."""
         self._of_line: dict[StackFrame | None, list[int]] = {}
-        """Of what makes them: operators, FLOPs, bytes."""
+        """Of what makes them: operators, FLOPs, bytes, operators of linear algebra."""
         self._num_operators = Counter[StackFrame | None]()
+        self.num_solves = 0
         self.merged = Counter[StackFrame | None]()
         """FLOPs for gradients of whole matrices of which small factors train, by line."""
         self._copied_again, self._largest = Counter[StackFrame | None](), Counter[StackFrame | None]()
@@ -363,6 +368,16 @@ class NeedlessOperators:
     def hoisted_bytes(self) -> Counter[StackFrame | None]:
         return self._made_again(2)
 
+    @property
+    def hoisted_launches(self) -> int:
+        """Operators, as hoisted."""
+        return self._made_again(0).total()
+
+    @property
+    def hoisted_solves(self) -> int:
+        """Operators of linear algebra, as hoisted."""
+        return self._made_again(3).total()
+
     def hoisted_share(self, line: StackFrame | None) -> float:
         """Of the operators of a line."""
         num, *_ = self._of_line.get(line, [0])
@@ -379,6 +394,8 @@ class NeedlessOperators:
                 self._of_weights[key] = _OfWeights(one, one.copy_of, sources)
             known.append(self._of_weights.get(key))
         self._num_operators[at] += any(work)
+        is_solve = SOLVES.match(func._overloadpacket.__name__) is not None
+        self.num_solves += is_solve
         held = [one for one in known if one is not None]
         if torch.Tag.nondeterministic_seeded in func.tags or len(held) < len(known):
             for one, of_weights in zip(given, known, strict=True):
@@ -402,8 +419,8 @@ class NeedlessOperators:
                     self._of_weights[key] = _OfWeights(one, value, sources)
                     self._line_of[key] = at
             if sources:  # not an identity matrix alone, which is made of nothing
-                sums = self._of_line.setdefault(at, [0, 0, 0])
-                sums[:] = sums[0] + 1, sums[1] + work[0], sums[2] + work[1]
+                sums = self._of_line.setdefault(at, [0, 0, 0, 0])
+                sums[:] = [num + more for num, more in zip(sums, (1, *work, is_solve), strict=True)]
 
     def _see_merged(self, of_weights: _OfWeights, flops: int, at: StackFrame | None) -> None:
         """A product's gradient for a matrix, where only factors of it that are far smaller need one."""

@@ -606,6 +606,9 @@ class WorkOfStep(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     hoisted_at: StackFrame | None = None
     hoisted_share: float = 0.0
     """Of the operators of this line."""
+    hoisted_launched: float = 0.0
+    hoisted_solves: float = 0.0
+    """Of all operators, and of those of linear algebra, whose FLOPs nobody counts."""
     backwards: float = 0.0
     """Of backward passes through operators that one of the step went through before; none of `flops`."""
     backwards_at: StackFrame | None = None

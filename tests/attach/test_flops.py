@@ -17,6 +17,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.utils import parametrize
+from torch.nn.utils.parametrizations import orthogonal
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -475,6 +476,30 @@ def test_a_weight_that_each_round_computes_of_others_is_counted_but_the_first_ti
     assert work.hoisted_bytes == 2 * again * 3 * 4 * D**2
     assert work.hoisted_share == pytest.approx(again / rounds / 2 if again else 0)
     assert not parametrize._cache
+
+
+class Solves(nn.Module):
+    """A weight that a system of equations gives, in each of four rounds, and one that data give, in each."""
+
+    def __init__(self, of_data):
+        super().__init__()
+        self.of_data, self.turn = of_data, orthogonal(nn.Linear(D, D, bias=False), orthogonal_map="cayley")
+
+    def forward(self, x):
+        for _ in range(4):
+            x = self.turn(x)
+            if self.of_data:
+                x = torch.linalg.solve(torch.eye(D) + x.T @ x, x.T).T
+        return x
+
+
+@pytest.mark.parametrize(("of_data", "part"), [(False, 3 / 4), (True, 3 / 8)])
+def test_solves_for_weights_are_told_from_those_for_data(of_data, part):
+    """One of four is needed for the weight; those for data have nothing to do with it."""
+    model = Solves(of_data)
+    work = worked(model, torch.optim.SGD(model.parameters(), 0.1), lambda: model(torch.zeros(S, D)))
+    assert work.hoisted_solves == pytest.approx(part)
+    assert 0 < work.hoisted_launched < 1
 
 
 class WithPenalty(nn.Linear):

@@ -56,9 +56,10 @@ def test_room_is_what_a_step_has_beyond_the_need_of_its_host(judged, state, room
 
 
 @pytest.mark.parametrize("noted_ms", [0.0, 5.0], ids=["not-noted", "a-part-is-noted"])
-def test_reads_within_a_model_are_no_need_of_its_host(monkeypatch, noted_ms):
-    """Of 18 of 20 ms in each step 14 are in item(), by samples."""
-    leaves = StackFrame("", 0, "item", False), StackFrame("torch", 0, "Linear.forward", False)
+@pytest.mark.parametrize("leaf", [("", "item"), ("torch", "_Orthogonal.forward"), ("", "torch.linalg.solve")])
+def test_reads_within_a_model_are_no_need_of_its_host(monkeypatch, leaf, noted_ms):
+    """Of 18 of 20 ms in each step 14 are in item(), by samples, or in a solve, whose error code is read."""
+    leaves = StackFrame(leaf[0], 0, leaf[1], False), StackFrame("torch", 0, "Linear.forward", False)
     samples = SimpleNamespace(
         ms=np.array([14.0, 6.0]),
         is_judged=np.array([True, True]),

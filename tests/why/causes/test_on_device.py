@@ -912,8 +912,10 @@ def needless(kernels, work=None, peak=None, classes=None, shape=None):
         values=values.get,
         mean_of=lambda name: float(values[name].mean()),
     )
-    cells = {"compute": np.full((1, 20), 30.0)}
-    account = SimpleNamespace(on_device=True, mean_step_ms=40.0, cells=cells)
+    cells = {"compute": np.full((1, 20), 30.0), "launch": np.full((1, 20), 3.0)}
+    account = SimpleNamespace(
+        on_device=True, mean_step_ms=40.0, cells=cells, mean_ms=lambda name: float(cells[name].mean())
+    )
     return [
         (finding.facts["op"], pytest.approx(finding.mean_ms)) for finding in needless_work(judged, account)
     ]
@@ -1010,6 +1012,24 @@ def test_products_in_two_bytes_on_a_cpu_without_instructions_for_them(precision,
 def test_work_that_is_done_twice_or_for_nobody_takes_its_part_of_the_kernels(work, peak, found):
     """Of 24 ms: 30 without the optimizer's."""
     assert needless({}, work, peak, {"kernel_ms.gemm": 20.0}) == found
+
+
+@pytest.mark.parametrize(
+    ("work", "kernels", "found"),
+    [
+        # Three quarters of 8 ms, and 2 of its bytes; a third of the 3 ms that the device waits for launches.
+        pytest.param(
+            {"hoisted_solves": 0.75, "hoisted_launched": 1 / 3}, True, [("hoisted", 9.0)], id="both"
+        ),
+        pytest.param({"hoisted_solves": 0.75}, False, [("hoisted", 2.0)], id="other-kernels"),
+        pytest.param({}, True, [("hoisted", 2.0)], id="solves-of-data"),
+    ],
+)
+def test_weights_that_are_solved_for_again_take_the_kernels_of_solves(work, kernels, found):
+    """Nobody counts the FLOPs of solves, and their bytes tell nothing."""
+    named = {"getrf_pivot": 6.0, "kernel_trsm_l_mul32": 2.0} if kernels else {"vectorized_elementwise": 8.0}
+    of_step = WorkOfStep(flops=4e9, bytes=10.0, hoisted_bytes=5.0, **work)
+    assert needless(named, of_step, None, {"kernel_ms.gemm": 20.0}) == found
 
 
 @pytest.mark.parametrize(

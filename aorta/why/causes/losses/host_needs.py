@@ -25,6 +25,8 @@ OF_LAUNCHES = ("columns",)
 """Operations that are launched for one image after the other: the host is spared as much."""
 READS = ("item", "tolist", "cpu", "numpy")
 """Methods of tensors."""
+CHECKS = ("_Orthogonal.forward", "linalg.solve", "linalg.inv", "linalg.cholesky", "Tensor.inverse")
+"""Linear algebra, whose error codes the host reads."""
 FEWEST = 8
 """Steps."""
 
@@ -73,7 +75,7 @@ def _waits_beside(judged: Run, host: Host) -> float:
 
 
 def _reads(leaf: StackFrame) -> bool:
-    return not leaf.file and leaf.function.rpartition(".")[2] in READS
+    return leaf.function.endswith(CHECKS) or (not leaf.file and leaf.function.rpartition(".")[2] in READS)
 
 
 def within_host_needs(judged: Run, account: Account, losses: list[CauseFinding]) -> Iterator[CauseFinding]:
