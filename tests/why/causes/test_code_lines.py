@@ -137,6 +137,22 @@ def test_a_rank_is_late_by_what_it_alone_is_in_while_the_others_wait_in_any_coll
     assert (dealt.rank, dealt.ms) == (0, pytest.approx(4.0, rel=0.05))  # rank 1 has to do its half
 
 
+@pytest.mark.parametrize(("own", "is_own"), [("backward", False), ("compress", True)])
+def test_no_rank_alone_makes_a_backward_pass_but_may_do_something_in_it(tmp_path, own, is_own):
+    """Rank 0 is in it 8 ms longer, for which rank 1 waits in its own."""
+
+    def make(rank, step, noise):
+        return Host().work(30.0 + 8.0 * (rank == 0)).comm(10.0 - 8.0 * (rank == 0))
+
+    folder = run_of(tmp_path, make)
+    for rank in (0, 1):
+        longer = (own, "backward", "runs", 8.0) if rank == 0 else ("backward", "backward", "sleeps", 8.0)
+        write_stacks(folder, rank, ("model", "forward", "runs", 30.0), longer)
+    told = causes(judge(load_run(folder, "run")))
+    assert any(cause.change.startswith("rank 0 alone does compress()") for cause in told) == is_own
+    assert is_own or not any(cause.change.startswith("rank 0 alone does") for cause in told)
+
+
 def test_what_a_rank_alone_is_in_in_every_fourth_step_is_told_once_and_with_its_period(tmp_path):
     """Rank 0 works 40 ms longer in every fourth step, for which rank 1 waits: 10 ms of a step."""
 

@@ -473,7 +473,7 @@ def own_of_rank(judged: Run, account: Account) -> CauseFinding | None:
         return None
     loops = {function for one in samples for function in _loops(one)}
     waits = Seen.where(samples, _waits)
-    own = Seen.where(samples, lambda one: ~_waits(one) & ~one.in_phase("data", "checkpoint", "evaluation"))
+    own = Seen.where(samples, lambda one: ~(_waits(one) | _is_of_all(one)))
     only = [list[int]() for _ in samples]
     for seen in own.by(lambda path: _group_of(path, loops, with_model=True)[1]).values():
         share = seen.shares()[0]
@@ -504,6 +504,14 @@ def own_of_rank(judged: Run, account: Account) -> CauseFinding | None:
 
 def _waits(one: Samples) -> NDArray[np.bool_]:
     return one.in_phase("communication") | (one.that("sleeps") & one.leaf_in("torch"))
+
+
+def _is_of_all(one: Samples) -> NDArray[np.bool_]:
+    """What has causes of its own, and backward passes and updates, which all ranks make: one that takes
+    longer in them has more work, or a slower core. Not what the program does within these."""
+    in_library = one.leaf_is(lambda frame: not frame.is_program)
+    is_made_by_all = one.in_phase("backward", "optimizer") & in_library
+    return one.in_phase("data", "checkpoint", "evaluation") | is_made_by_all
 
 
 def _libraries(paths: list[list[StackFrame]]) -> str | None:
