@@ -347,7 +347,12 @@ class ModelCalls:
             self._held[id(module)] = [_Same(one) for one in held_by(module)]
             self._fuses = self._fuses and _may_fuse_attention()
             self._note_unread_of(module)
-        shapes = [without_data(leaf) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
+        shapes: list[Any] = [
+            without_data(leaf) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves
+        ]
+        for leaf, shape in zip(leaves, shapes, strict=True):
+            if isinstance(leaf, torch.Tensor) and leaf.requires_grad and leaf.is_leaf:
+                shape.is_asked = id(leaf) not in self._trained
         key = id(module), str(structure), tuple(map(_shape_text, shapes))
         self._times[key] = self._times.get(key, 0) + 1
         self._lines.setdefault(key, line_of_caller())
@@ -555,7 +560,7 @@ class ModelCalls:
     ) -> dict[str, Any]:
         unread = self._never_updated()
         flops, num_bytes, again_bytes = 0, 0, 0
-        names = ("again", "fp32", "fp64", "unread", "masked", *OF_OPERATORS)
+        names = ("again", "fp32", "fp64", "unread", "inputs", "masked", *OF_OPERATORS)
         sums, tables = {name: Counter[StackFrame | None]() for name in names}, dict[int, Table]()
         loops, rows = list[OperatorLoop](), list[LineOfWork]()
         for key, kind in kinds.items():
@@ -581,6 +586,12 @@ class ModelCalls:
                         - count_of(*kind, needs_gradient=False, is_cached=key in self._cached).flops
                     }
                 )
+            asked = [leaf for leaf in tree_leaves(kind[1:]) if getattr(leaf, "is_asked", False)]
+            if asked and key in counted:
+                for leaf in asked:
+                    leaf.requires_grad_(False)
+                left = count_of(*kind, needs_gradient=False, is_cached=key in self._cached)
+                of_kind["inputs"] = Counter({line: one.flops - left.flops})
             flops += times * (one.flops + one.again.total())
             num_bytes, again_bytes = num_bytes + times * one.num_bytes, again_bytes + times * one.again_bytes
             for name, by_line in of_kind.items():

@@ -564,6 +564,9 @@ class WorkOfStep(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     unread_at: StackFrame | None = None
     unread_is_apart: bool = False
     """No gradient goes through what this line calls to anything else."""
+    inputs: float = 0.0
+    """For gradients of what models are given, where the program asks for them (requires_grad_())."""
+    inputs_at: StackFrame | None = None
     scores_bytes: float = 0.0
     """For scores of attention, which a fused kernel keeps to itself: by its two products as well."""
     scores_at: StackFrame | None = None

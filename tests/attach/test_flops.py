@@ -663,6 +663,17 @@ def test_gradients_that_are_read_are_not_needless(kind):
     assert worked(model, optimizer, lambda: model(x), by_hand if kind == "by hand" else int).unread == 0
 
 
+@pytest.mark.parametrize("form", ["asked for", "of a layer before", "trained"])
+def test_gradients_of_what_a_model_is_given(form):
+    """That of a batch costs the first layer one product more."""
+    model, x = Probe(), torch.zeros(S, D, requires_grad=True)
+    optimizer = torch.optim.SGD([*model.parameters(), *([x] if form == "trained" else [])], 0.1)
+    given = (lambda: x.relu()) if form == "of a layer before" else lambda: x
+    work = worked(model, optimizer, lambda: model(given()))
+    assert work.inputs == (PRODUCT if form == "asked for" else 0)
+    assert not work.inputs or work.inputs_at.function.endswith("<lambda>")
+
+
 def test_a_teacher_that_was_trained_before_gets_no_gradients():
     """It still has those of its own training."""
     teacher, student = nn.Linear(D, D), nn.Linear(D, D)

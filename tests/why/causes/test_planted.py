@@ -478,6 +478,28 @@ def test_a_pass_without_a_graph_is_offered_where_nothing_trains_in_it(tmp_path, 
     assert "requires_grad_(False)" in cause.change
 
 
+@pytest.mark.parametrize(
+    ("lines", "is_told"),
+    [
+        pytest.param("images.requires_grad_()\nloss = model(images)\n", True, id="asked-for"),
+        pytest.param("images.requires_grad_()\nprint(images.grad)\n", False, id="read"),
+        pytest.param("grad = torch.autograd.grad(loss, images)\n", False, id="by-a-pass-of-its-own"),
+        pytest.param("y = checkpoint(block, images, use_reentrant=True)\n", False, id="of-a-checkpoint"),
+        pytest.param(None, False, id="without-source"),
+    ],
+)
+def test_gradients_of_inputs_are_needless_where_the_source_reads_none(lines, is_told, tmp_path):
+    file = tmp_path / "train.py"
+    if lines is not None:
+        file.write_text(lines)
+    work = WorkOfStep(flops=100.0, inputs=40.0, inputs_at=StackFrame(str(file), 2, "<module>", True))
+    run = run_record(2, work=work, command=[str(file)], started_unix_ns=1 << 62)
+    causes_of = found(tmp_path / "run", lambda rank, step, noise: plain(noise), run)
+    assert [cause.subject.partition(" in ")[0] for cause in causes_of] == (
+        ["gradients of what the model is given, which nobody reads, asked for"] if is_told else []
+    )
+
+
 def test_a_product_for_ignored_targets_is_told_to_choose_its_positions(tmp_path):
     work = WorkOfStep(flops=100.0, unused=40.0, unused_at=AT, ignored=0.8)
     (cause,) = found(tmp_path / "run", lambda rank, step, noise: plain(noise), run_record(2, work=work))

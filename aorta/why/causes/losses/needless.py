@@ -31,6 +31,7 @@ from aorta.traces.classify import COMM_RULES, classifier, kernel_class
 from aorta.why.causes.finding import CauseFinding, Floats
 from aorta.why.causes.losses.parts import CPU_BYTES_PER_S, WORK, beside_others, part_of_device, work_ms_of
 from aorta.why.causes.program import noted_modes, noted_program, part_of_optimizers
+from aorta.why.causes.source import pieces_of_run
 
 TAKES: dict[tuple[str, ...], float] = {WORK: 1.0}
 PRODUCTS = ("gemm", "attention")
@@ -84,6 +85,8 @@ a planted graph network's step take 4.6 us each, and 20 ms less in all when they
 MOST_OF_WORK = 0.8
 CORE_FLOPS_PER_S = 1e10
 """What a core reaches at least in fp32, in products of some size."""
+READS_GRADIENTS = re.compile(r"\.grad\b|register_hook|retain_grad|checkpoint")
+"""Of the program's source: what may need gradients of what a model is given."""
 MANY_CALLS = 4
 """Of the model, in a step: several have reasons (images of a pair, a triplet)."""
 OF_A_CALL_MS, AT_MOST_MS = 0.005, 0.1
@@ -121,6 +124,7 @@ SPARE = 0.5
 KINDS = {
     "again": "activations computed again",
     "unread": "gradients that nobody reads",
+    "inputs": "gradients of what the model is given, which nobody reads",
     "discarded": "gradients that are set back before an optimizer takes them",
     "scores": "attention computed eagerly",
     "one_hot": "a matrix product with one-hot rows",
@@ -143,7 +147,7 @@ PASSES_OF_A_COPY = 8
 layers of a planted convolution net took 12.7 of 49 ms."""
 LARGE_COPIES = 0.15
 """Of a step on a CPU: attention needs some between its heads."""
-WITH_BYTES = ("unread", "discarded", "unused", "masked", "merged", "backwards", "before")
+WITH_BYTES = ("unread", "inputs", "discarded", "unused", "masked", "merged", "backwards", "before")
 """Of which FLOPs alone are counted: as much of the bytes goes with them."""
 BESIDE = ("backwards", "twice", "before")
 """What the FLOPs of the step do not hold, and its time does."""
@@ -466,6 +470,8 @@ def _counted(judged: Run, account: Account, work: WorkOfStep) -> Iterator[CauseF
             what = f"{what} in {counted(work.scores_num, 'layer')}"
         flops, num_bytes = (float(getattr(work, name, 0.0)) for name in (op, f"{op}_bytes"))
         part = flops / work.flops
+        if op == "inputs" and flops and _reads_gradients(judged):
+            continue
         if (
             op == "again"
             and account.on_device
@@ -558,6 +564,12 @@ def _counted(judged: Run, account: Account, work: WorkOfStep) -> Iterator[CauseF
             yield finding(op, "padding of batches", None, part * left_ms, fills=percent(work.padding))
     if work.rows_bytes:
         yield from _unread_rows(judged, account, work, part_ms(0.0, work.rows_bytes), optimizer)
+
+
+def _reads_gradients(judged: Run) -> bool:
+    """Whether the program may, by its source: it names .grad, or a pass that needs such inputs."""
+    pieces = pieces_of_run(judged)
+    return not pieces or any(READS_GRADIENTS.search(one.text) for one in pieces)
 
 
 def _calls_of_few_rows(judged: Run, account: Account, work: WorkOfStep) -> Iterator[CauseFinding]:
