@@ -112,6 +112,8 @@ class HostWatch:
 
         self._around(dataloader._BaseDataLoaderIter, "__next__", "data")
         self._around(dataloader.DataLoader, "__iter__", "data")  # starts the workers of an epoch
+        # Within the last __next__, or where the iterator is let go of.
+        self._around(dataloader._MultiProcessingDataLoaderIter, "_shutdown_workers", "data")
         original = torch.autograd.graph._engine_run_backward
         for module in (torch.autograd, torch.autograd.graph):
             if getattr(module, "_engine_run_backward", None) is original:

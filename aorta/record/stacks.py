@@ -77,7 +77,7 @@ _Key = tuple[int, int, int, int, bool, int]
 """Global step, place, phase, what the thread did, whether a backward pass had ended, node of the tree."""
 _TORCH = str(Path(torch.__file__).parent) + os.sep
 _MARKERS: tuple[tuple[str, tuple[str, ...], StackPhase], ...] = (
-    ("utils/data/dataloader.py", ("__next__", "__iter__"), "data"),
+    ("utils/data/dataloader.py", ("__next__", "__iter__", "_shutdown_workers"), "data"),
     ("autograd/graph.py", ("_engine_run_backward",), "backward"),
     ("autograd/__init__.py", ("backward", "grad"), "backward"),
     ("_tensor.py", ("backward",), "backward"),

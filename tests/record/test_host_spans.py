@@ -73,6 +73,13 @@ def test_parts_of_a_step_are_noted_in_order(journal, tmp_path):
     assert re.fullmatch(r"save in test_host_spans.py:\d+", notes[4].where)
 
 
+def test_an_iterator_that_is_let_go_of_is_noted_as_it_ends_its_workers(journal):
+    iterator = object.__new__(torch.utils.data.dataloader._MultiProcessingDataLoaderIter)
+    iterator._shutdown = True  # which they are already
+    del iterator
+    assert kinds(journal) == ["data"]
+
+
 def test_a_batch_begins_no_earlier_than_the_step_that_it_begins(journal):
     """What the recorder does before, where a step begins as its batch is asked for, is no loading."""
     step = RecordedStep(1, 1, 0, None)
