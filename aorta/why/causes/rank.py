@@ -763,7 +763,8 @@ def cause_of(
         facts["at_line"] = f": at {made}"
     subject = (filled(rule.subject, facts) or finding.kind) + place + often
     evidence = [*filter(None, (filled(text, facts) for text in rule.evidence)), *finding.evidence]
-    if value.is_rare and "in_left_out" not in finding.facts:
+    # Of new workers two steps of an epoch have the loss, which is one sum.
+    if value.is_rare and "in_left_out" not in finding.facts and op != "workers_new":
         evidence.append(value.text(finding.ms, finding.facts.get("in_steps")))
     if len(judged.ranks) == 1:
         evidence, subject = [of_one_rank_text(text) for text in evidence], of_one_rank_text(subject)

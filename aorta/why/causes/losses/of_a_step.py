@@ -36,6 +36,7 @@ from aorta.why.causes.losses.needless import (
     memory_used,
     needless_work,
 )
+from aorta.why.causes.losses.new_workers import with_new_workers
 from aorta.why.causes.losses.parts import Parts, parts_of
 from aorta.why.causes.losses.program_code import (
     OWN,
@@ -177,6 +178,7 @@ def findings(
             tell_holder(finding, judged)
             finding.more_ms = _beside_the_lock_ms(finding, judged, parts)
         finding.slow_steps = slow if finding.kind in SEEN else None
+    losses = with_new_workers(judged, parts, losses)
     losses = _whole_steps(losses, step_ms, account.global_step)
     losses = _one_of_small_messages(judged, losses, details)
     losses = _one_of_small_units(judged, losses, details)
@@ -430,7 +432,7 @@ def _whole_steps(
     finding of slow steps, where it is of the same ones."""
     kept = losses
     for finding in losses:
-        if finding.kind not in SEEN or finding.facts.get("op") == "slow_steps":
+        if finding.kind not in SEEN or finding.occasions is not None:
             continue
         slow = _slow_steps_of(finding, global_step)
         if slow is None:
@@ -457,8 +459,8 @@ def _whole_steps(
 
 def _slow_steps_of(finding: CauseFinding, global_step: NDArray[np.int64]) -> Occasions | None:
     """The steps that have the loss, where it is in a few that come with a period or stand apart."""
-    if finding.occasions is not None or not np.median(np.nan_to_num(finding.ms)) < RARE * finding.mean_ms:
-        return finding.occasions
+    if not np.median(np.nan_to_num(finding.ms)) < RARE * finding.mean_ms:
+        return None
     return occasions(finding.ms, global_step, finding.slow_steps)
 
 

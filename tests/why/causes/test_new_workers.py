@@ -1,0 +1,99 @@
+"""What a loader's workers cost that start anew at each epoch, in whichever of its steps it is."""
+
+import msgspec
+import pytest
+
+from aorta.account.judge.judged import judge
+from aorta.account.load.open import load_run
+from tests.records.run_folders import run_record
+from tests.why.causes.runs import Host, causes, run_of
+
+STEPS, EPOCH = 42, 7
+ANEW = {"num_workers": 2, "num_batches": STEPS, "num_epochs": STEPS // EPOCH, "site": "train.py:41"}
+
+
+def told(folder, make, **loader):
+    run = msgspec.structs.replace(run_record(2), program={"loaders": [ANEW | loader]})
+    found = causes(judge(load_run(run_of(folder, make, run, steps=STEPS), "run"), 1))
+    return [one for one in found if "start anew" in one.change]
+
+
+def body(noise, data=0.5, compute=30.0):
+    return Host().work(data, "data").work(compute * noise.gauss(1, 0.01)).work(1.0, "optimizer", "SGD")
+
+
+def is_first(step):
+    return step % EPOCH == 3
+
+
+def is_last(step):
+    return step % EPOCH == 2
+
+
+def in_own_loop(rank, step, noise):
+    """The last request of an epoch ends its workers; the first of the next one waits for new ones."""
+    return body(noise, 30.5, 35.0) if is_first(step) else body(noise)
+
+
+def a_batch_ahead(rank, step, noise):
+    host = body(
+        noise, 12.5 if is_last(step) else 8.5 if is_first(step) else 0.5, 35.0 if is_first(step) else 30.0
+    )
+    return host.after(10.0, "data") if is_last(step) else host
+
+
+def let_go_of(rank, step, noise):
+    """The next iterator is made before the last one goes, which ends its workers."""
+    host = body(noise, 8.5 if is_first(step) else 0.5, 35.0 if is_first(step) else 30.0)
+    return host.after(12.0, "data").after(10.0, "data") if is_last(step) else host
+
+
+@pytest.mark.parametrize("make", [in_own_loop, a_batch_ahead, let_go_of])
+def test_all_that_comes_with_new_workers_is_one_loss(tmp_path, make):
+    """30 ms in the loader and 5 beside it, in one of seven steps: 5 ms a step, of which loading is sure."""
+    (cause,) = told(tmp_path / "run", make)
+    assert cause.ms == pytest.approx(35 / EPOCH, rel=0.1)
+    assert "every seventh step" in cause.subject
+    assert "persistent_workers=True at train.py:41" in cause.change
+    assert "num_workers=0" in cause.change
+    low, high = cause.interval_ms
+    assert low < 30 / EPOCH < high
+    assert "start anew in each epoch" in cause.evidence[0]
+
+
+def evaluated(rank, step, noise):
+    """An epoch ends with an evaluation, and its first step is slower for it."""
+    host = body(noise, compute=60.0 if is_first(step) else 30.0)
+    return host.after(40.0, "pause").after(3.0, "data") if is_last(step) else host
+
+
+def logged(rank, step, noise):
+    """What the program does at the end of an epoch is its own."""
+    host = body(noise, 20.5 if is_first(step) else 0.5)
+    return host.after(60.0) if is_last(step) else host
+
+
+def test_what_else_an_epoch_ends_with_is_no_loss_of_its_workers(tmp_path):
+    assert told(tmp_path / "evaluated", evaluated) == []
+    (cause,) = told(tmp_path / "logged", logged)
+    assert cause.ms == pytest.approx(20 / EPOCH, rel=0.1)
+
+
+@pytest.mark.parametrize(
+    "loader",
+    [
+        pytest.param({"persistent_workers": True}, id="they-stay"),
+        pytest.param({"num_workers": 0}, id="none"),
+        pytest.param({"num_epochs": 1}, id="one-epoch"),
+    ],
+)
+def test_workers_that_do_not_start_anew_are_not_named(tmp_path, loader):
+    assert told(tmp_path / "run", in_own_loop, **loader) == []
+
+
+def test_a_loader_that_is_slow_in_every_step_is_another_loss(tmp_path):
+    def slow(rank, step, noise):
+        return body(noise, 60.0 if is_first(step) else 20.0)
+
+    (cause,) = told(tmp_path / "run", slow)
+    assert cause.ms == pytest.approx(40 / EPOCH, rel=0.1)
