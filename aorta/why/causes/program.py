@@ -25,7 +25,7 @@ PROGRAM = (
     *("fused", "optimizer_of_another", "never_fused", "unfused", "anomaly", "no_core", "short_batch"),
     *("whole_batches", "cuda_graphs", "own_crowd", "one_thread", "few_threads", "comm_hook", "prefetched"),
     *("expandable", "offloaded", "foreach", "buckets_usual", "iterated_anew", "own_threads"),
-    "items_on_device",
+    *("items_on_device", "takes_sparse"),
 )
 """workers_0: the training loop's DataLoader has none; workers_new: it has some, which start anew in short
 epochs. pinned: it hands out pinned memory. buckets_small, buckets_usual: DDP's are set below its default, or
@@ -42,7 +42,9 @@ have more threads of torch and loader workers than cores; own_threads: as the pr
 one_thread: the program has set torch to one; few_threads: it has one, and no workers. comm_hook: DDP's
 gradients go through one. prefetched: FullyShardedDataParallel gathers ahead in both passes. expandable: so
 are segments of the allocator. offloaded: units keep their parameters on the CPU. iterated_anew: each batch is
-of an iterator of its own."""
+of an iterator of its own. takes_sparse: the optimizer with most parameters
+is one of torch.optim that updates rows of sparse gradients alone."""
+TAKE_SPARSE = ("Adagrad", "SGD")
 OFFERS = {
     "fused": r"\bfused(?:=True| optimizer)",
     "pinned": r"\bpin_memory=True",
@@ -192,6 +194,7 @@ def program_of(run: RunRecord) -> tuple[frozenset[str], dict[str, str]]:
         names |= {"unfused"} if is_unfused else set()
         has_fused = UNFUSED if "fsdp2" in names else FUSED
         names |= {"never_fused"} if is_torchs and optimizer.get("kind") not in has_fused else set()
+        names |= {"takes_sparse"} if optimizer.get("kind") in TAKE_SPARSE else set()
         facts |= _site("optimizer", optimizer) | {"optimizer": str(optimizer.get("kind"))}
     modes = noted_modes(run)
     if modes.get("anomaly_detection"):

@@ -516,8 +516,8 @@ def test_a_product_for_ignored_targets_is_told_to_choose_its_positions(tmp_path)
         ),
         (
             WorkOfStep(flops=100.0, rows_bytes=4e7, rows_at=AT),
-            "where the table is made that Net.forward(), a.py:3 looks up, with SparseAdam, Adagrad or SGD for"
-            " it beside the Adam of train.py:36",
+            "where the table is made that Net.forward(), a.py:3 looks up, and SparseAdam for it alone, beside"
+            " the Adam of train.py:36 for the rest",
         ),
     ],
 )
@@ -530,6 +530,17 @@ def test_what_is_set_elsewhere_is_told_with_where_that_is_made(tmp_path, work, r
     }
     first = found(tmp_path / "run", lambda rank, step, noise: plain(noise), run)[0]
     assert remedy in first.change
+
+
+@pytest.mark.parametrize(
+    ("kind", "takes_them"), [("Adagrad", True), ("SGD", True), ("Adam", False), ("RMSprop", False)]
+)
+def test_an_optimizer_that_takes_sparse_gradients_needs_none_beside_it(tmp_path, kind, takes_them):
+    run = run_record(2, work=WorkOfStep(flops=100.0, rows_bytes=4e7, rows_at=AT))
+    run.program = {"optimizers": [{"kind": kind, "parameter_bytes": 5e7, "site": "train.py:36"}]}
+    change = found(tmp_path / "run", lambda rank, step, noise: plain(noise), run)[0].change
+    assert (f"{kind} (train.py:36) takes such gradients" in change) is takes_them
+    assert ("SparseAdam for it alone" in change) is not takes_them
 
 
 def test_padding_whose_targets_are_ignored_is_not_told_twice(tmp_path):
