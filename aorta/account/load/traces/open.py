@@ -29,7 +29,7 @@ from aorta.timeline.types import Source as RecordSource
 from aorta.timeline.waits import RankView, match_ranks
 from aorta.traces.inventory import rank_inventory
 from aorta.traces.model import NS_PER_MS
-from aorta.traces.quality import verdict_of_ranks
+from aorta.traces.quality import Finding, verdict_of_ranks
 from aorta.traces.sources import Source, map_ranks, open_source, ranks_text
 from aorta.traces.steps import Reading, StepRule
 
@@ -183,11 +183,12 @@ def _without_unknown_sizes(run: Run, summaries: Sequence[RankSummary]) -> Run:
 def trace_notes(summaries: Sequence[RankSummary]) -> list[str]:
     """Lines on gaps in the traces, one for the same finding of several ranks."""
     lines = [f"{f.severity}: {f.text}" for f in verdict_of_ranks([summary.facts for summary in summaries])]
-    by_text: dict[str, list[int]] = {}
+    ranks_by_finding: dict[Finding, list[int]] = {}
     for summary in summaries:
         for finding in summary.findings:
-            by_text.setdefault(f"{finding.severity}: {finding.text}", []).append(summary.rank)
-    for text, ranks in sorted(by_text.items(), key=lambda item: not item[0].startswith("warning")):
+            ranks_by_finding.setdefault(finding, []).append(summary.rank)
+    for finding, ranks in sorted(ranks_by_finding.items(), key=lambda item: item[0].severity != "warning"):
+        text = f"{finding.severity}: {finding.text}"
         lines.append(text if len(ranks) == len(summaries) else f"{text} (rank {ranks_text(ranks)})")
     cut: dict[int, str] = {}
     for summary in summaries:
