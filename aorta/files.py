@@ -17,12 +17,12 @@ LARGEST_BYTES = 1 << 26
 """Size of the largest file that is read in one piece; run.json of 10 000 ranks takes 3 MB."""
 
 
-def regular_descriptor(path: Path | str, flags: int = os.O_RDONLY, mode: int = 0o644) -> int:
+def regular_descriptor(path: Path | str, flags: int = os.O_RDONLY) -> int:
     """A descriptor of a regular file. Raises OSError, also for a pipe, a device, a socket and a folder.
 
-    Never waits: a pipe is not opened until somebody else opens its other end. mode: of a new file.
+    Never waits: a pipe is not opened until somebody else opens its other end.
     """
-    descriptor = os.open(path, flags | os.O_CLOEXEC | os.O_NONBLOCK, mode)
+    descriptor = os.open(path, flags | os.O_CLOEXEC | os.O_NONBLOCK, 0o644)
     try:
         kind = os.fstat(descriptor).st_mode
         if stat.S_ISDIR(kind):

@@ -53,13 +53,12 @@ def launch_of(environ: Mapping[str, str] | None = None) -> RunLaunch:
     )
 
 
-def given_name(environ: Mapping[str, str] | None = None) -> str | None:
+def given_name() -> str | None:
     """The name that the user gave the run or the job; None for names that a launcher has drawn."""
-    environ = os.environ if environ is None else environ
-    torchrun = environ.get("TORCHELASTIC_RUN_ID", "")
+    torchrun = os.environ.get("TORCHELASTIC_RUN_ID", "")
     if torchrun.lower() in _UNNAMED or _is_drawn(torchrun):
         torchrun = ""
-    return environ.get("AORTA_RUN_ID") or torchrun or environ.get("SLURM_JOB_NAME") or None
+    return os.environ.get("AORTA_RUN_ID") or torchrun or os.environ.get("SLURM_JOB_NAME") or None
 
 
 def continues(launch: RunLaunch, earlier: RunLaunch) -> bool:
@@ -83,9 +82,9 @@ def new_run_id(launch: RunLaunch) -> str:
     return launch.run_id or uuid.uuid4().hex[:16]
 
 
-def derived_run_id(launch: RunLaunch, environ: Mapping[str, str] | None = None) -> str:
+def derived_run_id(launch: RunLaunch) -> str:
     """A run id for ranks that cannot ask each other: equal where the launcher tells them the same."""
-    environ = os.environ if environ is None else environ
+    environ = os.environ
     words = [launch.job, environ.get("MASTER_ADDR"), environ.get("MASTER_PORT")]
     if launch.job is None and environ.get("LOCAL_WORLD_SIZE") == environ.get("WORLD_SIZE"):
         words.append(launch.agent)  # all ranks are on one machine and have one parent
