@@ -31,6 +31,7 @@ ANY = frozenset({"any"})
         (("deepcopy of python", "Parameter.__deepcopy__ of torch"), "copy into tensors that are kept"),
         (("Module.state_dict of torch", "Module._save_to_state_dict of torch"), "make lists of the tensors"),
         (("Tensor.lerp_",), "work on all tensors in one call"),
+        (("_no_grad_embedding_renorm_ of torch",), "leave max_norm= of the embedding out"),
         (("torch.svd",), "where what it decomposes hardly changes"),
         (("NpzFile.__getitem__ of numpy", "_SharedFile.read of python"), "unpack once"),
         (("zlib.decompress",), "unpack once"),

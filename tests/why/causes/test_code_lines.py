@@ -988,6 +988,8 @@ def of_torch(function):
     [
         (of_torch("_unique_impl"), [("ordering", "normalise(), train.py:7", 0.5)]),
         (StackFrame("", 0, "torch.coalesce", False), [("ordering", "normalise(), train.py:7", 0.5)]),
+        (of_torch("_no_grad_embedding_renorm_"), [("costly", "normalise(), train.py:7", 0.5)]),
+        (StackFrame("", 0, "torch.inverse", False), []),  # which the model may need
         (of_torch("softmax"), []),
         (StackFrame("", 0, "torch.topk", False), []),
         (of_torch("DistributedDataParallel._distributed_broadcast_coalesced"), []),

@@ -48,6 +48,7 @@ from aorta.why.causes.losses.host_needs import MOSTLY_IDLE
 from aorta.why.causes.losses.needless import CONVOLUTION
 from aorta.why.causes.losses.seen import Line, Seen, line_of
 from aorta.why.causes.program import noted_modes, program_of
+from aorta.why.causes.rules import faster_form
 from aorta.why.causes.source import source_of
 
 OWN = "the program's own code"
@@ -336,6 +337,8 @@ def code_in_passes(judged: Run, account: Account, losses: list[CauseFinding]) ->
             origin = "reading"
         elif ORDERS.search(leaf.function) and not leaf.is_program:
             origin = "ordering"
+        elif faster_form(_name_of(leaf)):
+            origin = "costly"
         elif entered(path) in models or (has_anomaly and _keeps_a_stack(leaf)):
             return None
         else:
@@ -355,12 +358,18 @@ def code_in_passes(judged: Run, account: Account, losses: list[CauseFinding]) ->
         "origin": most[2],
         f"{most[2]}_ms": float(ms.mean()),
         "at": Counter(map(innermost, seen.paths)).most_common(1)[0][0],
+        "instead": faster_form(_name_of(seen.paths[0][-1])),
     }
     if ms.mean() >= LARGE * account.mean_step_ms:
         found = CauseFinding("program_code", ms, {CPU_CELLS: 1.0}, facts=facts, num_samples=num)
         backward_ms = judged.mean_of_host(f"{PREFIX}{BACKWARD}") or 0.0  # of which it has as much
         found.more_ms = min(found.mean_ms, backward_ms) if most[2] == "reading" else 0.0
         yield found
+
+
+def _name_of(leaf: StackFrame) -> str:
+    """As calls.yaml has it."""
+    return f"{leaf.function} of {leaf.file}" if leaf.file else leaf.function
 
 
 def operators_of(judged: Run) -> set[Line]:

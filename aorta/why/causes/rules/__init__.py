@@ -82,6 +82,8 @@ class CallRemedy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     set: str
     makes: bool = False
     """It prepares batches, which workers of a loader can do beforehand."""
+    in_passes: bool = False
+    """Of an operator of models that has a faster form."""
     stack: list[str] = []
     kinds: list[CauseKind] = []
     """Of causes; of any where empty."""
@@ -103,6 +105,13 @@ def instead_of(calls: tuple[str, ...], kind: CauseKind, stack: frozenset[str]) -
             if any(fnmatchcase(name, each) for name in names for each in remedy.calls):
                 return remedy
     return None
+
+
+@cache
+def faster_form(call: str) -> str | None:
+    """Of an operator that a model calls, by its name in samples."""
+    remedy = instead_of((call,), "program_code", frozenset())
+    return remedy.set if remedy is not None and remedy.in_passes else None
 
 
 @cache
