@@ -162,6 +162,8 @@ def late_rank(judged: Run) -> LateRank | None:
             # Of steps that were left out: the newest ones are, and the recorded ones may be long ago.
             is_of_run = cause.is_in_step or cause.kind == "between_steps"
             part = 1.0 if is_of_run else steps_left_out(judged).mean()
+            if not cause.is_in_step and is_of_run:  # each of the others waits for all of it
+                part = 1 - 1 / len(judged.ranks)
             return LateRank(cause.rank, float(cause.ms / part))
     return None
 
@@ -219,7 +221,7 @@ def found_causes(judged: Run, path: str = "RUN") -> Causes:
         again = [one for one in named if outside.rank == one[0].rank is not None and one[0].is_waited_for]
         again = [one for one in again if one[0].ms <= (outside.interval_ms or (0.0, outside.ms))[1]]
         told += [taken for _, taken in again]
-        waits_ms = min(outside.ms * (1 - 1 / len(judged.ranks)), ledger.left.get("wait", 0.0))
+        waits_ms = min(outside.ms, ledger.left.get("wait", 0.0))
         taken = {"wait": waits_ms} if outside.rank is not None and waits_ms > 0 else {}
         named = [*(one for one in named if one not in again), (outside, taken)]
     late = left_out(judged) or loading_left_out(judged)

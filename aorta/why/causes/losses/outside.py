@@ -21,7 +21,8 @@ def outside_cause(
     All of them are known, so that the interval is of what other runs may have.
 
     line: of the program, in which most of it is. rank: the only one that has them, and that the others wait
-    for in their next step: each ms of it costs one of the run.
+    for in their next step: each ms of it costs one of the run. It is worth what the run gains where all ranks
+    have a part of it; done less often it may give all.
     """
     gaps = account.gaps_ms[np.isfinite(account.gaps_ms)]
     long = gaps[gaps >= LEAST_MS]
@@ -32,25 +33,34 @@ def outside_cause(
     shown, total_s = quantity(num_ranks * each, "ms"), quantity(num_ranks * long.sum() / 1e3, "s")
     half = NORMAL_95 * float(long.std(ddof=1)) / math.sqrt(len(long))
     part, share = num_ranks * part, num_ranks * float(long.sum() / (steps_ms + long.sum()))
-    who = waits = shared = ""
+    who = waits = ""
+    dealt = 1.0 if rank is None else 1 - 1 / num_ranks
     place = "" if line is None else line.text + (f" (called from {line.caller})" if line.caller else "")
+    what = f"what {place} does" if place else "it"
+    change = f"do {what} less often, or on fewer batches"
     if rank is not None:
-        who, shared = f" on rank {rank}", ", or let each rank do a part of it"
-        waits = "; the others wait for it in their next step"
+        who, waits = f" on rank {rank}", "; the others wait for it in their next step"
+        saved, most = (quantity(factor * part * each, "ms") for factor in (dealt, 1.0))
+        change = (
+            f"let each rank do a part of {what}, which saves {saved} for each step; or do it less often, or"
+            f" on fewer batches, which may save up to {most}"
+        )
     interval = ratio_interval(part * each, part * half, (steps_ms + float(long.sum())) / len(gaps))
+    if interval:
+        interval = dealt * interval[0], interval[1]
     return Cause(
         kind="between_steps",
         subject=f"evaluation or other work in no step{who}" + (f" in {place}" if place else ""),
-        ms=part * each,
+        ms=dealt * part * each,
         interval_ms=interval,
         why_no_interval="" if interval else "the gaps differ too much for an interval",
         bound_ms=None,
-        share=share,
+        share=dealt * share,
         evidence=(
             f"{len(long)} gaps between two steps{who}, {shown} each, together {total_s}: {percent(share)} of"
             f" the time from the first judged step to the last, in no step{waits}",
         ),
-        change=f"do {f'what {place} does' if place else 'it'} less often, or on fewer batches{shared}",
+        change=change,
         line=line,
         check=f"aorta compare {path} NEW; between of account.wall_ms should fall",
         source="records",

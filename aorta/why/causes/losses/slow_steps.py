@@ -87,6 +87,8 @@ def slow_of_all_steps(judged: Run, of_account: NDArray[np.int64]) -> CauseFindin
     saving, own = (
         sum(_more_ms(one, slow.is_slow, which(one)) for one in samples) for which in (_is_saving, _is_own)
     )
+    if max(saving, own) <= 0:
+        return None  # the ranks that were sampled wait in them for another one
     each_ms = float(slow.excess_ms[slow.is_slow].mean())
     facts = {"op": "slow_steps", "what": "slow steps"}
     in_steps = {"part_ms": each_ms, "in_steps": int(slow.is_slow.sum()), "num_steps": len(steps)}
