@@ -801,6 +801,7 @@ def cause_of(
         beside_ms = max(sampled_ms(judged, line.file, line.function) - line.ms, 0.0)
     # What ranks wait for the slowest host is in a loss of units already.
     goes_too_ms = 0.0 if finding.kind == "small_units" and account.on_device else room.more_ms
+    goes_too_ms = min(goes_too_ms, finding.facts.get("rest_ms", math.inf))
     most_ms = value.ms * (1 + finding.sample_error)
     waited_ms = max(room.waited_ms, most_ms, (value.interval_ms or (0.0, 0.0))[1])
     interval, why_no_interval = value.printed(

@@ -1,5 +1,6 @@
 """What the host does while a device idles: it launches, sleeps, or works for itself."""
 
+import math
 import re
 from types import SimpleNamespace
 
@@ -42,7 +43,7 @@ from aorta.why.causes.losses.needless import (
 )
 from aorta.why.causes.losses.program_code import _computes_by_itself, _slowed
 from aorta.why.causes.losses.transfer import Exposure, _largest
-from aorta.why.causes.losses.waiting import IN_STEP, in_step
+from aorta.why.causes.losses.waiting import IN_STEP, follows, in_step
 from aorta.why.causes.rank import Worth, _once, _place, causes_of, found_causes
 from aorta.why.causes.rules import rules
 from aorta.why.causes.text import _unexplained_text, fact_texts, filled, nothing_text, title
@@ -1163,6 +1164,23 @@ def test_batches_of_unlike_sizes_make_ranks_wait_for_each_other_in_turn(tmp_path
     assert [(cause.rank, cause.ms) for cause in found] == [(None, pytest.approx(6.0, rel=0.02))]
     assert found[0].subject == "unequal work, more of it on different ranks in turn"
     assert all(cause.kind != "imbalance" for cause in named(tmp_path / "alike", make))
+
+
+@pytest.mark.parametrize(
+    ("waits", "num", "low", "high"),
+    [
+        pytest.param("as-long", 40, 1.0, 1.01, id="as-long"),
+        pytest.param("twice-as-long", 40, 2.0, 2.01, id="twice-as-long"),
+        pytest.param("by-chance", 40, -0.8, 0.8, id="by-chance"),
+        pytest.param("as-long", 4, math.inf, math.inf, id="few-steps"),
+    ],
+)
+def test_waits_follow_the_work_of_a_rank_or_something_else(waits, num, low, high):
+    random = np.random.default_rng(3)
+    work_ms, chance_ms = random.uniform(20.0, 40.0, (2, 2, num))
+    by_work = np.maximum(work_ms - work_ms[::-1], 0.0)
+    lost_ms = {"as-long": by_work, "twice-as-long": 2 * by_work, "by-chance": chance_ms}[waits]
+    assert low <= follows(lost_ms, work_ms) <= high
 
 
 def test_few_steps_with_batches_of_unlike_sizes_are_enough(tmp_path):

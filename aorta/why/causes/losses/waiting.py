@@ -672,6 +672,19 @@ def in_step(work_ms: Floats) -> float:
     return (num * float(work_ms.mean(axis=0).var()) / of_one - 1) / (num - 1) if of_one > 0 else 0.0
 
 
+def follows(lost_ms: Floats, work_ms: Floats) -> float:
+    """ms at most that ranks may wait for one, for each ms that it computes longer, by the steps in which it
+    does; infinite of few steps. Both are [rank, step]."""
+    num = work_ms.shape[1]
+    more, waited = (values - of_the_others(values) for values in (work_ms, lost_ms))
+    more, waited = (values - values.mean(axis=1, keepdims=True) for values in (more, waited))
+    if num < FEWEST_STEPS or not more.any():
+        return math.inf
+    slope = float((more * waited).sum() / (more**2).sum())
+    error = math.sqrt(float(((waited - slope * more) ** 2).sum() / (more**2).sum()) / (num - 2))
+    return slope + 2 * error
+
+
 def uneven_batches(run: Run, parts: Parts, exposed: Exposed) -> Iterator[CauseFinding]:
     """What the longest computing rank of each step has beyond the mean of the ranks, which batches of one
     size would save, as far as the others wait for it. A clock that is held down is another cause."""
@@ -687,6 +700,9 @@ def uneven_batches(run: Run, parts: Parts, exposed: Exposed) -> Iterator[CauseFi
     loss = np.minimum(positive(work.max(axis=0) - work.mean(axis=0)), waited)
     if not loss.any():
         return
+    excess_ms = float((work.max(axis=0) - work.mean(axis=0)).mean())
+    # Ranks that wait no longer for more work wait for hosts, which equal batches do not mend.
+    beyond = max(follows(exposed.lost_to_ms, work), 1.0) if parts.on_device else math.inf
     worst = int(np.bincount(row, loss, len(run.ranks)).argmax())
     is_one = (row == worst).mean() >= NEARLY_ALL  # in fewer, chance deals longer batches to one rank
     yield CauseFinding(
@@ -700,6 +716,7 @@ def uneven_batches(run: Run, parts: Parts, exposed: Exposed) -> Iterator[CauseFi
             "mean_ms": float(work.mean()),
             "low_ms": float(work.min()),
             "high_ms": float(work.max()),
+            "rest_ms": beyond * excess_ms - float(loss.mean()),
             "at": run.noted.work and run.noted.work.model_at,  # which is handed the batches
         },
         rank=run.ranks[worst] if is_one else None,
