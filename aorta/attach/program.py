@@ -4,6 +4,7 @@ Plain data for run.json, so that advice can say what is set where, and not offer
 described when they are made and not kept. Imports nothing heavy: hooks.py loads it with torch.
 """
 
+import _thread
 import linecache
 import math
 import os
@@ -11,13 +12,13 @@ import re
 import sys
 import time
 import weakref
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from aorta.launcher import num_local_ranks
-from aorta.records.libraries import library_of, program_frame
+from aorta.records.libraries import OWN, library_of, program_frame
 
 MOST = 32
 """Descriptions of a kind that are kept; a program may make a loader in every epoch."""
@@ -36,6 +37,8 @@ STAT = "/proc/stat"
 """Linux: what each CPU has done since the system began; 15 us to read on two, up to 1 ms on many."""
 USAGES = (("/sys/fs/cgroup/cpu.stat", 1e6), ("/sys/fs/cgroup/cpuacct/cpuacct.usage", 1e9))
 """Of cgroups of version 2 and 1: the CPU time of the container's processes, of which as many are a second."""
+MOST_APART_S = 5.0
+"""That the program waits for what is done on a thread beside it, of some ms."""
 LEAST_S = 1.0
 """In which ticks of 10 ms tell how much CPUs idle."""
 FSDP_MODULE = "torch.distributed.fsdp._fully_shard._fsdp_param_group"
@@ -69,6 +72,8 @@ class ProgramNotes:
         self._modes: dict[str, Any] = {}
         self._core_times: CoreTimes | None = None
         """As they were with the modes."""
+        self._profiled: tuple[float, float, weakref.ref[Any]] | None = None
+        """When the calls of the program's cProfile were counted, how many there were, and it."""
         self.optimizers: weakref.WeakSet[Any] = weakref.WeakSet()
         self._replicas: weakref.WeakSet[Any] = weakref.WeakSet()
 
@@ -186,11 +191,25 @@ class ProgramNotes:
         if hooks:
             self._modes["comm_hook_at"] = _line_with(".register_comm_hook(", [*sys.modules.values()])
         self._core_times = _core_times()
+        profile = sys.getprofile()
+        num = None if profile is None else _apart(_num_profiled, profile)
+        if num is not None:  # it is cProfile, before Python 3.12
+            self._profiled = time.monotonic(), num, weakref.ref(profile)
+            self._modes["profiled_call_ns"] = _apart(_profiled_call_ns)
         self.read_fallen_back()
 
     def read_fallen_back(self) -> None:
         """Called at the end again: by then torch may have given up compiling a function."""
         self._modes["fallen_back"] = _fallen_back()
+
+    def read_profiled_calls(self) -> None:
+        """Note how many calls a second the program's cProfile has seen since the modes were read."""
+        if self._profiled is not None:
+            began_s, num_before, profile = self._profiled
+            num = _apart(_num_profiled, profile())
+            if num is not None and num > num_before:
+                per_s = (num - num_before) / (time.monotonic() - began_s)
+                self._modes["profiled_calls_per_s"] = round(per_s)
 
     def read_idle_cores(self) -> None:
         """Note how many of the process's cores nobody has had since the modes were read, and how many it had
@@ -250,7 +269,7 @@ def _slowed_by(torch: Any) -> dict[str, tuple[str, int] | None]:
     history = asked is not None and has_device and asked()
     is_on = {
         ("tracer", "settrace("): sys.gettrace() is not None,
-        ("profile", "Profile("): sys.getprofile() is not None,
+        ("profile", "Profile("): sys.getprofile() is not None or _is_monitored(),
         ("tracemalloc", "tracemalloc.start("): tracing is not None and tracing.is_tracing(),
         ("memory_history", "_record_memory_history("): history,
         ("mkldnn", "backends.mkldnn."): not torch.backends.mkldnn.enabled,
@@ -273,6 +292,54 @@ def _cores() -> dict[str, Any]:
     with suppress(OSError):
         shares = os.sched_getaffinity(os.getppid()) == mask
     return {"num_cores": min(len(mask), limit), "num_whole_cores": whole, "shares_cores": shares}
+
+
+def _is_monitored() -> bool:
+    """Whether a profiler is on that has no function: cProfile of Python 3.12 and later."""
+    tools = getattr(sys, "monitoring", None)
+    return tools is not None and tools.get_tool(tools.PROFILER_ID) is not None
+
+
+def _num_profiled(profile: Any) -> int:
+    """Calls that a cProfile has seen, but those of the recorder."""
+    entries = ((getattr(entry.code, "co_filename", ""), entry.callcount) for entry in profile.getstats())
+    return sum(num for path, num in entries if library_of(path) != OWN)
+
+
+def _profiled_call_ns() -> float:
+    """What cProfile adds to a call in a burst of 1 ms."""
+    import cProfile  # which the program has loaded
+
+    def called(text: str) -> int:
+        return len(text)
+
+    took_ns: list[int] = []
+    for profile in (None, cProfile.Profile()) * 5:
+        if profile is not None:
+            profile.enable()
+        began_ns = time.perf_counter_ns()
+        for _ in range(500):
+            called("")
+        took_ns.append(time.perf_counter_ns() - began_ns)
+        if profile is not None:
+            profile.disable()
+    return max(min(took_ns[1::2]) - min(took_ns[::2]), 0) / 1000
+
+
+def _apart(work: Callable[..., float], *given: Any) -> float | None:
+    """What it gives on a thread of its own, at whose calls nothing of the program looks; None: it fails."""
+    found: list[float] = []
+    done = _thread.allocate_lock()
+
+    def run() -> None:
+        with suppress(Exception):
+            found.append(work(*given))
+        done.release()
+
+    done.acquire()
+    _thread.start_new_thread(run, ())  # not of threading, whose threads the program may have profiled
+    done.acquire(timeout=MOST_APART_S)
+    return found[0] if found else None
 
 
 def _types_of_cpu(torch: Any) -> list[str] | None:

@@ -216,6 +216,7 @@ class AttachedSession:
 
             recorder.flops = ModelCalls()  # has the reason why there is no number
         self._attachment.program.read_fallen_back()
+        self._attachment.program.read_profiled_calls()
         self._attachment.program.read_idle_cores()
         self._describe(recorder)
         self._recorder = None

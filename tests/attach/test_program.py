@@ -1,6 +1,9 @@
 """What is described of a program's loaders, wrappers and optimizers, and where they were made."""
 
+import cProfile
+import gc
 import inspect
+import itertools
 import os
 import sys
 import tracemalloc
@@ -287,6 +290,75 @@ def test_what_slows_each_call_or_allocation_is_read_where_it_is_on(notes):
         tracemalloc.stop()
     assert off == {}
     assert notes.described()["modes"]["slowed_by"].keys() == {"profile", "tracemalloc", "mkldnn"}
+
+
+def profiled(notes, work, profile=None):
+    """What is noted of a program whose profiler is on while it works, and is told of at its end."""
+    profile = profile or cProfile.Profile()
+    profile.enable()
+    notes.read_modes(torch)
+    work(profile)
+    profile.disable()
+    notes.read_profiled_calls()
+    return notes.described()["modes"]
+
+
+def halved(number):
+    return number / 2
+
+
+@pytest.mark.skipif(sys.version_info >= (3, 12), reason="cProfile has no function of the interpreter's there")
+def test_calls_that_a_profiler_sees_are_counted_with_what_one_costs(notes, monkeypatch):
+    times = itertools.count(100.0, 2.0)
+    monkeypatch.setattr(program.time, "monotonic", lambda: next(times))
+    modes = profiled(notes, lambda _: [halved(number) for number in range(50_000)])
+    assert modes["slowed_by"].keys() == {"profile"}
+    num_s = (modes["profiled_calls_per_s"] * 2, modes["profiled_calls_per_s"] * 4)  # other readings between
+    assert num_s[0] <= 50_500
+    assert num_s[1] >= 50_000
+    assert 0 < modes["profiled_call_ns"] < 1e5
+
+
+@pytest.mark.skipif(sys.version_info >= (3, 12), reason="cProfile has no function of the interpreter's there")
+def test_collections_of_garbage_do_not_change_the_count(notes):
+    """Their callbacks are calls, too, which the tree that is walked through is sorted by."""
+    profile, seen = cProfile.Profile(), []
+
+    def callback(phase, info):
+        seen.append(phase)
+
+    gc.callbacks.append(callback)
+    try:
+        profile.enable()
+        functions = [eval(f"lambda: {number}") for number in range(3000)]
+        for function in functions * 2:
+            function()
+        counts = {program._apart(program._num_profiled, profile) for _ in range(20)}
+        profile.disable()
+    finally:
+        gc.callbacks.remove(callback)
+    assert min(counts) >= 6000
+    assert max(counts) < 12_500  # with eval, and what it runs
+
+
+def test_a_profiler_that_is_cleared_is_gone_or_is_a_function_has_no_count(notes):
+    modes = profiled(notes, lambda profile: profile.clear())
+    assert not modes.get("profiled_calls_per_s", 0)
+    sys.setprofile(lambda *_: None)
+    try:
+        notes.read_modes(torch)
+    finally:
+        sys.setprofile(None)
+    notes.read_profiled_calls()
+    assert "profiled_calls_per_s" not in notes.described()["modes"]
+
+
+def test_a_profiler_without_a_function_is_known_by_its_tool(notes, monkeypatch):
+    """As cProfile of Python 3.12."""
+    tools = SimpleNamespace(PROFILER_ID=2, get_tool=lambda number: "cProfile" if number == 2 else None)
+    monkeypatch.setattr(sys, "monitoring", tools, raising=False)
+    notes.read_modes(torch)
+    assert notes.described()["modes"]["slowed_by"].keys() == {"profile"}
 
 
 class Ramped(torch.nn.Module):

@@ -51,12 +51,14 @@ class CauseFinding:
     """What may go with it at most, for the upper end of its interval."""
     num_samples: int = 0
     """That ms is as long as: few may be more or fewer by chance. 0 where it is of none."""
+    size_error: float = 0.0
+    """Logarithm of the ratio by which ms may be off, where it is of no samples."""
     is_risk: bool = False
     """No time is lost yet: named whatever ms is."""
 
     @property
     def sample_error(self) -> float:
-        return OF_SAMPLES / math.sqrt(self.num_samples) if self.num_samples else 0.0
+        return OF_SAMPLES / math.sqrt(self.num_samples) if self.num_samples else self.size_error
 
     @property
     def mean_ms(self) -> float:

@@ -20,7 +20,7 @@ from aorta.why.causes.rank import found_causes
 from aorta.why.causes.text import causes_text, nothing_text
 from tests.account.judge.sampled_runs import MAIN, sampled, sampled_dataset
 from tests.records.run_folders import run_record
-from tests.why.causes.runs import STEPS, Host, causes, plain, run_of, waited
+from tests.why.causes.runs import GPU_RUN, STEPS, Host, causes, plain, run_of, waited
 from tests.why.causes.stacks import COMMON, FRAMES, TRAIN, write_stacks
 
 
@@ -435,6 +435,46 @@ def test_what_slows_all_of_a_step_is_first_and_without_a_size(tmp_path, is_sampl
         "a profiler of Python's calls on all ranks in train.py:8: in all steps, "
     )
     assert found[0].change.endswith("at each call and each return: at train.py:8")
+
+
+@pytest.mark.parametrize(
+    ("calls_per_s", "call_ns", "ms"),
+    [
+        # 3 times 100 ns of 400,000 calls a second, or 60,000: 12 % of a step, and 2.
+        pytest.param(400_000, 100.0, 0.12, id="many-calls"),
+        pytest.param(60_000, 100.0, None, id="few-calls"),
+        pytest.param(0, 100.0, 0.0, id="none-counted"),
+        pytest.param(400_000, None, 0.0, id="no-cost-of-one"),
+    ],
+)
+def test_a_profiler_costs_what_the_calls_that_it_sees_do(tmp_path, calls_per_s, call_ns, ms):
+    modes = {"slowed_by": {"profile": (TRAIN, 8)}, "profiled_calls_per_s": calls_per_s}
+    run = msgspec.structs.replace(run_record(2), program={"modes": modes | {"profiled_call_ns": call_ns}})
+    judged = judge(load_run(run_of(tmp_path, lambda rank, step, noise: plain(noise), run), "run"))
+    found = [cause for cause in causes(judged) if cause.kind == "program_code"]
+    if ms is None:
+        assert found == []
+        return
+    [cause] = found
+    step_ms = account_of(judged).mean_step_ms
+    assert cause.ms == pytest.approx(ms * step_ms, rel=0.01)
+    assert (cause.interval_ms is None) == (ms == 0)
+    if ms:
+        low, high = (edge / cause.ms for edge in cause.interval_ms)
+        assert low <= 0.5 < 2.0 <= high < 2.5
+        assert f"it sees {400 * step_ms:,.0f} calls in a step" in " ".join(cause.evidence).replace(".0 ", " ")
+
+
+def test_on_a_device_a_tracer_costs_no_more_than_the_device_waits(tmp_path):
+    run = msgspec.structs.replace(
+        run_record(2, devices=GPU_RUN.devices), program={"modes": {"slowed_by": {"tracer": (TRAIN, 8)}}}
+    )
+
+    def make(rank, step, noise):
+        return Host().work(20.0).idle(10.0).comm(2.0), {"source": "kernels"}
+
+    first = causes(judge(load_run(run_of(tmp_path, make, run), "run")))[0]
+    assert ": in all steps, at most 10.0 ms, in which the device waits, and no sample" in first.headline
 
 
 def test_compiling_in_each_step_is_a_cause_of_its_line(tmp_path):

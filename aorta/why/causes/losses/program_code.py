@@ -40,6 +40,7 @@ from aorta.account.load.rank.kernels import NAME_TIME, TIME
 from aorta.account.load.rank.phases import PREFIX
 from aorta.account.metrics import of_operation, operations
 from aorta.account.model import Run
+from aorta.account.numbers import quantity
 from aorta.account.rows import of_the_others
 from aorta.records.schema import NO_CALL, NO_OPTIMIZER, HostKind
 from aorta.records.stacks import StackFrame
@@ -93,6 +94,9 @@ SLOWING = {
 FEWEST_SIZES, NEARLY_ALL = 4, 0.8
 """Steps that tell whether sizes vary, and of these that differ: of a few sizes that come again, trials are
 few."""
+CALL, CALL_ERROR = 3.0, math.log(2.0)
+"""What cProfile adds to a call, of what it adds in a burst: 1.9 to 5.2 times in seven programs, least in a
+loop that calls one function, most where calls lie far apart."""
 THROUGH_MEMORY = ("elementwise", "normalization", "copy")
 """Classes of kernels, of which compiled code has fewer."""
 DEALS, DEALT_BYTES = ("broadcast", "scatter"), 1 << 20
@@ -228,8 +232,10 @@ def _compiles(whole: Run, account: Account, samples: list[Samples]) -> Iterator[
 
 def _slowed(judged: Run, account: Account) -> Iterator[CauseFinding]:
     """What the program has on that makes its Python, its allocations or its operators slower, each by a
-    little. A device that is busy hides it."""
-    slowed_by = noted_modes(judged.noted).get("slowed_by") or {}
+    little. A device that is busy hides it. Samples show none of it: they are taken where an operator lets go
+    of the interpreter's lock. cProfile counts the calls that it slows down."""
+    modes = noted_modes(judged.noted)
+    slowed_by = modes.get("slowed_by") or {}
     is_hidden = account.on_device and account.mean_ms(*DEVICE_CELLS) < LARGE * account.mean_step_ms
     for name in slowed_by.keys() & SLOWING.keys():
         sizes = _sizes_tried(judged) if name == "cudnn_benchmark" else None
@@ -238,7 +244,18 @@ def _slowed(judged: Run, account: Account) -> Iterator[CauseFinding]:
         file, line = slowed_by[name] or ("", 0)
         at = StackFrame(file, line, "<module>", True) if line else None
         facts = {"op": "slowed", "origin": name, "what": SLOWING[name], "at": at}
-        facts["why_no_size"] = "in all steps, and no sample shows how much slower these are by it"
+        per_s, call_ns = (modes.get(f"profiled_{of}") for of in ("calls_per_s", "call_ns"))
+        if name == "profile" and per_s and call_ns:
+            facts |= {"calls_per_step": per_s * account.mean_step_ms / 1e3, "call_ns": float(call_ns)}
+            ms = account.step_ms.mean(axis=0) * min(per_s * CALL * call_ns / 1e9, 1.0)
+            cells = DEVICE_CELLS if account.on_device else (*CPU_CELLS, "optimizer")
+            yield CauseFinding("program_code", ms, {cells: 1.0}, facts, size_error=CALL_ERROR)
+            continue
+        waits = (
+            f", at most {quantity(account.mean_ms(*DEVICE_CELLS, *WAIT), 'ms')}, in which the device waits"
+        )
+        most = waits if account.on_device else ""
+        facts["why_no_size"] = f"in all steps{most}, and no sample shows how much slower these are by it"
         if sizes is not None:
             facts["why_no_size"] = "in steps with a size that is new, and no record tells trials from use"
             facts["sizes"], facts["in_steps_seen"] = map(str, sizes)

@@ -10,8 +10,8 @@ from measured import batch, network, steps
 from torch.nn.functional import cross_entropy
 
 torch.set_num_threads(1)
-model = network(width=64, layers=40)
-optimizer = torch.optim.AdamW(model.parameters(), lr=0.001)
+model = network(width=16, layers=60)
+optimizer = torch.optim.AdamW(model.parameters(), lr=0.001, fused=True)
 cProfile.Profile().enable()
 # ->
 for _ in steps(60):
