@@ -65,7 +65,7 @@ class Named:
         return {stream.cuda_stream: names[id(stream)] for stream in self._streams if id(stream) in names}
 
 
-@no_garbage_collection()  # see aorta.record.stacks._frames_of
+@no_garbage_collection()  # see aorta.record.stack_tree.frames_of
 def names_of(things: Sequence[Any]) -> dict[int, str]:
     """By id, the longest name of each thing: of a variable, an attribute or a key."""
     wanted = {id(thing) for thing in things}

@@ -190,7 +190,7 @@ def _passed(mark: Mark | None) -> bool | None:
 # ---- its threads -------------------------------------------------------------------------------
 
 
-@no_garbage_collection()  # see aorta.record.stacks._frames_of
+@no_garbage_collection()  # see aorta.record.stack_tree.frames_of
 def main_thread_frames() -> list[str]:
     """Frames of the main thread, the innermost call first. Reads no source files: their disk may hang."""
     return _frame_texts(sys._current_frames().get(threading.main_thread().ident or -1))

@@ -13,8 +13,8 @@ import threading
 import time
 from contextlib import suppress
 
-from aorta.record.host import SCHEDSTAT
-
+SCHEDSTAT = "/proc/thread-self/schedstat"
+"""Linux: ns on a core, ns ready without a core, and time slices of the thread that reads it."""
 LATE_NS = 500_000
 """By which the sampler has the lock later than meant; a thread that runs Python lets go of it after 5 ms."""
 MOST_THREADS = 32

@@ -19,7 +19,7 @@ from aorta.device.backend import accelerator
 from aorta.record.census import LAST_NODE, census
 from aorta.record.collective_names import qualified_names
 from aorta.record.run_folder import Claim
-from aorta.record.stacks import StackTree
+from aorta.record.stack_tree import StackTree
 from aorta.records.libraries import library_of
 from aorta.records.memory import MemoryShortage, write_shortage
 from aorta.records.stacks import STACK_PHASES

@@ -17,11 +17,13 @@ import pytest
 import torch
 from torch import nn
 
+from aorta.record import stack_tree
 from aorta.record import stacks as sampling
 from aorta.record.called_names import calls_of
 from aorta.record.journal import Journal
 from aorta.record.lock_holder import LockWatch
-from aorta.record.stacks import StackSampler, StackTree, _frames_of
+from aorta.record.stack_tree import StackTree, frames_of
+from aorta.record.stacks import StackSampler
 from aorta.records.libraries import library_of
 from aorta.records.stacks import DOING, STACK_PHASES, StackFrame, joined, read_stacks
 
@@ -34,7 +36,7 @@ def stack_of(function, tree=None):
 
     def look(*_):
         if not found:
-            found.append(tree.add(_frames_of(threading.get_ident(), tree)))
+            found.append(tree.add(frames_of(threading.get_ident(), tree)))
 
     function(look)
     frames, nodes = tree.taken()
@@ -156,7 +158,7 @@ def test_a_stack_ends_with_what_is_called_and_has_no_frame():
     waiting.acquire()
     thread = threading.Thread(target=lambda: waiting.acquire())
     thread.start()
-    while not (frames := _frames_of(thread.ident, tree)) or frames[0][0].name != "acquire":
+    while not (frames := frames_of(thread.ident, tree)) or frames[0][0].name != "acquire":
         assert thread.is_alive()
     waiting.release()
     thread.join()
@@ -187,7 +189,7 @@ def test_what_c_does_without_letting_go_of_the_lock_has_its_name():
     thread.start()
     for _ in range(40):
         time.sleep(0.002)
-        frames = _frames_of(thread.ident, tree)
+        frames = frames_of(thread.ident, tree)
         seen[frames[0][0].name if frames else ""] += 1
     over.set()
     thread.join()
@@ -388,7 +390,7 @@ def test_a_forked_child_has_no_sampler_and_stops_it_at_once(tmp_path):
 
 
 def test_distinct_stacks_are_bounded(monkeypatch):
-    monkeypatch.setattr(sampling, "MOST_NODES", 1000)
+    monkeypatch.setattr(stack_tree, "MOST_NODES", 1000)
     tree = StackTree()
     code = deep.__code__
     nodes = {tree.add([(tree.known(code), line), (tree.known(code), 1)])[0] for line in range(5000)}
@@ -503,7 +505,7 @@ def test_of_aorta_its_training_loop_alone_is_the_program(monkeypatch):
     assert library_of(sampling.__file__) == "aorta"
 
 
-@pytest.mark.skipif(not sampling.COLLECTS_IN_WALKS, reason="needs a Python before 3.12")
+@pytest.mark.skipif(not stack_tree.COLLECTS_IN_WALKS, reason="needs a Python before 3.12")
 def test_a_thread_is_walked_without_garbage_collection():
     """In Python 3.11 a finalizer that runs within the walk lets the thread go on, and its frame is gone."""
 
@@ -513,6 +515,6 @@ def test_a_thread_is_walked_without_garbage_collection():
             return super().known(code)
 
     collected = []
-    assert _frames_of(threading.get_ident(), Tree())
+    assert frames_of(threading.get_ident(), Tree())
     assert not any(collected)
     assert gc.isenabled()
