@@ -17,6 +17,7 @@ from aorta.account.cause import Cause
 from aorta.records.schema import NOTHING_NOTED, CallSites, RunRecord, StepRecord
 from aorta.records.stacks import Stacks
 from aorta.records.table import StepTable
+from aorta.records.workers import WorkerChunk
 from aorta.timeline.types import Source
 
 if TYPE_CHECKING:  # readers of traces take long to import
@@ -232,6 +233,8 @@ class Run(msgspec.Struct, frozen=True):
     """[rank, step]: columns of account/load/rank/host.py; empty where records do not tell."""
     stacks: Callable[[int], Stacks] | None = None
     """Reads the stacks that were sampled in one rank's process; empty where none were."""
+    workers: Callable[[int], list[WorkerChunk]] | None = None
+    """Reads what the workers of one rank's DataLoaders did; empty where nobody looked."""
     sites: Callable[[int], CallSites | None] | None = None
     """Reads who issues the collectives of one rank; None where nobody looked."""
     columns: Callable[[int], Iterator[StepTable]] | None = None

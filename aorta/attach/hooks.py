@@ -189,7 +189,7 @@ class Attachment:
         self._watch_evaluation(torch.nn.Module)
         from torch.utils.data import dataloader
 
-        self._call_after(dataloader.DataLoader, "__init__", lambda args: self._made("loader", args[0]))
+        self._call_after(dataloader.DataLoader, "__init__", lambda args: self._loader_made(args[0]))
         replica = torch.nn.parallel.DistributedDataParallel
         self._call_after(replica, "__init__", lambda args: self._made("ddp", args[0]))
         iterator = dataloader._BaseDataLoaderIter
@@ -369,6 +369,21 @@ class Attachment:
         if self.is_on and os.getpid() == self.pid:
             with suppress(Exception):
                 getattr(self.program, f"{what}_made")(made)
+
+    def _loader_made(self, loader: Any) -> None:
+        """Describe it, and have its workers sampled: those of a first epoch start before training."""
+        self._made("loader", loader)
+        if (
+            self.is_on
+            and os.getpid() == self.pid
+            and getattr(loader, "num_workers", None)
+            and self.settings.stacks
+        ):
+            with suppress(Exception):  # workers go unsampled then
+                from aorta.record.loader_workers import replacements
+
+                for one in replacements():
+                    self._replace(*one)
 
     @guarded
     def _optimizer_made(self, optimizer: Any) -> None:

@@ -30,6 +30,8 @@ from torch.optim.optimizer import (
 from aorta.device.backend import accelerator
 from aorta.record.interception.replaced import uncompiled
 from aorta.record.journal import Journal
+from aorta.record.loader_workers import replacements
+from aorta.record.lock_holder import SCHEDSTAT
 from aorta.record.phase_memory import BACKWARD, FORWARD, OPTIMIZER, PhaseMemory
 from aorta.records.libraries import OWN, library_of, program_frame
 from aorta.records.schema import HostKind, Phase
@@ -66,8 +68,6 @@ STORAGES = (torch.UntypedStorage, torch.TypedStorage)
 """Saved alone by pickle, of an object that is sent to other ranks, say: no checkpoint."""
 PHASES: dict[str, Phase] = {"data": "data", "backward": "backward", "optimizer": "optimizer"}
 """The phase that a host note of this kind makes; what lies between them is told by the last backward pass."""
-SCHEDSTAT = "/proc/thread-self/schedstat"
-"""Linux: ns on a core, ns ready without a core, and time slices of the thread that reads it."""
 _PASSED_OVER = ("torch", OWN)
 _MISSING: Any = object()
 Function = Callable[..., Any]
@@ -82,9 +82,12 @@ _file_names: dict[str, str] = {}
 class HostWatch:
     """Notes what the program does on the host, by replacing functions while it is installed."""
 
-    def __init__(self, journal: Journal, memory: PhaseMemory | None = None) -> None:
+    def __init__(
+        self, journal: Journal, memory: PhaseMemory | None = None, samples_workers: bool = False
+    ) -> None:
         self._journal = journal
         self._memory = memory
+        self._samples_workers = samples_workers
         self._replaced: list[Replacement] = []
         self._replaced_waits: list[Replacement] = []
         """Apart, because they are on only in steps that are recorded."""
@@ -114,6 +117,8 @@ class HostWatch:
         self._around(dataloader.DataLoader, "__iter__", "data")  # starts the workers of an epoch
         # Within the last __next__, or where the iterator is let go of.
         self._around(dataloader._MultiProcessingDataLoaderIter, "_shutdown_workers", "data")
+        if self._samples_workers:
+            self._replaced += [_replace(*one) for one in replacements()]
         original = torch.autograd.graph._engine_run_backward
         for module in (torch.autograd, torch.autograd.graph):
             if getattr(module, "_engine_run_backward", None) is original:

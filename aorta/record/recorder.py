@@ -28,6 +28,7 @@ from aorta.device.environment import environment_warnings
 from aorta.device.marks import MarkClock, clock_anchor
 from aorta.errors import InstrumentError
 from aorta.launcher import rank_and_world_size
+from aorta.record import loader_workers
 from aorta.record.companions import Cause, Companions
 from aorta.record.description import (
     NOT_SEEN_BY_DESIGN,
@@ -51,7 +52,7 @@ from aorta.record.run_folder import Standing, claim_folder, ending_of
 from aorta.record.sampling import Sampling, Store, state_path
 from aorta.record.settings import RecorderSettings, is_int, value_text
 from aorta.record.sources import Sources
-from aorta.records.files import sites_name, stacks_name
+from aorta.records.files import sites_name, stacks_name, workers_name
 from aorta.records.schema import Ending, PositionSource, RunRecord, StepRecord
 from aorta.records.state import Save
 from aorta.steps.notes import RecordedStep
@@ -268,6 +269,8 @@ class Recorder:
         self._anchors.append(clock_anchor())
         self._sources.sites.write_to(self.output_dir / sites_name(self.rank), claim.run_id)
         self._sources.stacks.write_to(self.output_dir / stacks_name(self.rank), claim.run_id, claim.attempt)
+        if self._settings.stacks:
+            loader_workers.page().tell(self.output_dir / workers_name(self.rank), claim.run_id)
         self._sources.kernels.watch(self.steps.make_room_for_profiler)
         try:
             self._sources.install()

@@ -44,7 +44,7 @@ class Sources:
         self.kernels = KernelSource(settings.kernels)
         self.captures = CaptureWatch()
         self.phase_memory = PhaseMemory(self.accelerator)
-        self.host_watch = HostWatch(journal, self.phase_memory)
+        self.host_watch = HostWatch(journal, self.phase_memory, settings.stacks)
         self.module_names = ModuleNames(journal)
         self.sites = Sites(journal)
         self.counts = BackendCounts(journal)

@@ -6,9 +6,10 @@ from typing import NamedTuple
 
 RUN_FILES = (
     "run.json", "rank_*_metrics.jsonl", "rank_*_columns.*", "rank_*_state.jsonl", "rank_*_kernels.json",
-    "rank_*_sites.json", "rank_*_stacks.jsonl", "rank_*_memory.json", "rank_*_hazards.json",
-    "rank_*_dropped.json", "node_*_digest.bin", "launch_*.jsonl", ".rank_*_unwritten", ".rank_*_calls",
-    ".rank_*_counts", ".overhead", "torch_profiler", "tensorboard", "hang",
+    "rank_*_sites.json", "rank_*_stacks.jsonl", "rank_*_workers.jsonl", "rank_*_memory.json",
+    "rank_*_hazards.json", "rank_*_dropped.json", "node_*_digest.bin", "launch_*.jsonl",
+    ".rank_*_unwritten", ".rank_*_calls", ".rank_*_counts", ".overhead", "torch_profiler", "tensorboard",
+    "hang",
 )  # fmt: skip
 """Patterns of everything that a run leaves in its folder."""
 LAUNCH_FILES = "launch_*.jsonl"
@@ -56,6 +57,11 @@ def sites_name(rank: int) -> str:
 def stacks_name(rank: int) -> str:
     """The file of the stacks that were sampled in a rank (aorta.records.stacks)."""
     return f"rank_{rank}_stacks.jsonl"
+
+
+def workers_name(rank: int) -> str:
+    """The file of what the workers of a rank's DataLoaders do (aorta.records.workers)."""
+    return f"rank_{rank}_workers.jsonl"
 
 
 def memory_name(rank: int) -> str:

@@ -10,11 +10,12 @@ from aorta.account.load.rank.columns import Flags, RankFile, RankSteps
 from aorta.account.load.rank.kernels import named_spans
 from aorta.account.load.rank.reduce import blocks_with_unwritten, with_unwritten
 from aorta.account.model import NamedSpan
-from aorta.records.files import sites_name, stacks_name
+from aorta.records.files import sites_name, stacks_name, workers_name
 from aorta.records.reader import kernel_names_beside, read_beside
 from aorta.records.schema import CallSites, StepRecord
 from aorta.records.stacks import Stacks, joined, read_stacks
 from aorta.records.table import StepTable
+from aorta.records.workers import WorkerChunk, read_workers
 from aorta.timeline.types import Source
 
 
@@ -57,6 +58,11 @@ def stacks_of(files: dict[int, RankFile], notes: list[str], rank: int) -> Stacks
 def sites_of(files: dict[int, RankFile], notes: list[str], rank: int) -> CallSites | None:
     file = files[rank]
     return read_beside(file.path.with_name(sites_name(rank)), CallSites, file.run_id, notes)
+
+
+def workers_of(files: dict[int, RankFile], rank: int) -> list[WorkerChunk]:
+    file = files[rank]
+    return read_workers(file.path.with_name(workers_name(rank)), file.run_id)
 
 
 def missing_beside(ranks: Iterable[RankFile], names: set[str]) -> Iterator[str]:

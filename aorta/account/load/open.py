@@ -18,6 +18,7 @@ from aorta.account.load.again import (
     records_of,
     sites_of,
     stacks_of,
+    workers_of,
 )
 from aorta.account.load.assemble import RunArrays, RunFiles, assemble
 from aorta.account.load.attempts import ranks_of_run
@@ -174,6 +175,7 @@ def _load_records(
         loaded,
         damage=damage_text,
         stacks=partial(stacks_of, files, loaded.notes),
+        workers=partial(workers_of, files),
         sites=partial(sites_of, files, loaded.notes),
     )
     if loaded.source != "kernels":
