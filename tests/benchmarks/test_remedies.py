@@ -41,6 +41,8 @@ WITHOUT_PROGRAM = {
     ("program_code", "compute it once for each sample"): "as of texts",
     ("program_code", "put rows of like length"): "padded shows it, and is told more",
     ("program_code", "leave class numbers"): "one_hot_rows shows it, and is told more",
+    ("data_loading", "leave num_workers="): "what a device's memory is pinned for",
+    ("data_loading", "give what draws nothing at random"): "a library that is not here",
     ("data_loading", "keep samples as tensors"): "values_sent shows it in the step",
     ("program_code", "read settings into plain"): "a library that is not here",
     ("pause", "leave the sleep out"): "sleeping shows it, and is told more",

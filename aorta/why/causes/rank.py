@@ -74,6 +74,7 @@ from aorta.why.causes.text import (
     seen_text,
     title,
 )
+from aorta.why.causes.worker_lines import told_by_workers
 
 MOST_SHOWN = 5
 OF_KERNELS = ("compute", "imbalance")
@@ -724,6 +725,9 @@ def cause_of(
     is_handed = line is not None and line.doing == "runs" and origin != "pieces"
     if is_of_workers and is_handed and not value.is_rare:
         return None  # it takes batches out of the workers' hands, which more of them do not shorten
+    workers = told_by_workers(finding, judged, stack)
+    if workers is not None:
+        origin, line = workers.origin, workers.line or line
     needs_line = finding.kind == "pause" and op in NEED_A_LINE
     if line is None and needs_line and samples_of(judged.whole or judged, judged.ranks[0]) is not None:
         return None
@@ -742,6 +746,10 @@ def cause_of(
     if line is not None and (instead := instead_of((line.entry, line.calls), finding.kind, stack)):
         facts |= {"instead": instead.set, "move": f"{instead.set}{facts['at_line']}"}
         facts["or_workers"] = OR_WORKERS if instead.makes and "no_core" not in stack else ""
+    if workers is not None and workers.line is not None:
+        facts |= workers.facts
+    elif workers is not None:
+        facts |= {"at_line": "", **workers.facts}
     source = source_of(line.file, judged.noted) if line is not None and finding.kind in ANEW else None
     if source is not None and line is not None and is_called_anew(source.tree, line.line, "state_dict"):
         facts["anew"] = "state_dict()"
@@ -755,7 +763,7 @@ def cause_of(
     keys = [str(one) for one in told_by if line is None or (one != "any" and finding.kind != "late_rank")]
     key = next((one for one in keys if one in rule.made), "")
     made = made_in(pieces_of_run(judged), key, rule.made[key][1], line) if key else ""
-    may_grow = line is not None and finding.kind in MAY_GROW
+    may_grow = line is not None and finding.kind in MAY_GROW and workers is None
     grows = growth_text(judged.whole or judged, line, finding.rank) if may_grow else ""
     facts |= {"grown": ""} if grows else {}
     often = value.often or (", growing" if grows else "")
@@ -823,7 +831,9 @@ def cause_of(
         interval, why_no_interval = None, f"{limit}: {not_known} is not known"
     if finding.facts.get("unbounded"):
         interval, why_no_interval = None, str(finding.facts["unbounded"])
-    if line is not None and line.num_samples:
+    if workers is not None:
+        evidence += workers.evidence
+    elif line is not None and line.num_samples:
         evidence.append(seen_text(line))
     evidence += filter(None, (grows, waits_text(calls), issued_text(finding, judged)))
     example = finding.facts.get("example")
