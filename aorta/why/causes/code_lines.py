@@ -1,6 +1,6 @@
 """The line of the program that a cause is in, by the stacks sampled in its steps and on its rank."""
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from dataclasses import replace
 from itertools import dropwhile
 from pathlib import Path
@@ -343,6 +343,26 @@ def _is_in(stack: WeightedStack, site: SiteRow) -> bool:
 def _calls(stack: WeightedStack, op: str) -> bool:
     """Whether its innermost frame is a function of torch for an operation: all_gather_into_tensor."""
     return any(one.file == "torch" and one.function.lstrip("_").startswith(op) for one in stack.frames[-1:])
+
+
+def is_behind_backward(judged: Run, op: str) -> bool:
+    """Whether samples of an operation are, in the function that begins most backward passes, in lines below
+    these: behind the pass of their iteration."""
+    samples = samples_of_ranks(judged.whole or judged)[:1]
+    passes = [innermost(stack.frames) for one in samples for stack in one.chosen(one.in_phase("backward"))]
+    begun = Counter(one for one in passes if one is not None).most_common(1)
+    if not begun:
+        return False
+    at = begun[0][0]
+    lines = [
+        frame.line
+        for one in samples
+        for stack in one.chosen(one.is_judged)
+        if _calls(stack, op)
+        for frame in stack.frames
+        if (frame.file, frame.outer_function) == (at.file, at.outer_function)
+    ]
+    return len(lines) >= FEWEST and 2 * sum(line > at.line for line in lines) > len(lines)
 
 
 def _at(place: StackFrame | CodeLine) -> CodeLine:

@@ -384,7 +384,8 @@ def _once_a_line(named: list[Named], judged: Run | None) -> list[Named]:
 
 
 def _is_of_messages(larger: Cause, cause: Cause, judged: Run | None) -> bool:
-    """Whether one is of messages and both are of one function, or one of the line that calls the other's."""
+    """Whether one is of messages and both are of one line or function, or one of the line that calls the
+    other's."""
     lines, kinds = [one.line for one in (larger, cause)], {larger.kind, cause.kind}
     # Ranks that wait in a barrier behind a checkpoint wait for the one that saves.
     is_late = (larger.is_waited_for or cause.is_waited_for) and "checkpoint" not in kinds
@@ -398,6 +399,8 @@ def _is_of_messages(larger: Cause, cause: Cause, judged: Run | None) -> bool:
         and (first.file, first.function) == (second.file, second.function)
         and sampled_ms(judged, first.file, first.function) > 0
     )
+    # What is computed of results goes with them, in a function that holds the loop as well.
+    is_one = is_one or (first.text == second.text and "results" in (larger.origin, cause.origin))
     return is_one or first.caller == second.text or second.caller == first.text
 
 
@@ -410,6 +413,7 @@ def _with(larger: Cause, cause: Cause) -> Cause:
         bound = None if bound is None else max(bound - (most - interval[1]), 0.0)
         interval = interval[0] + low, most
     is_known = larger.kind != "late_rank" or larger.line is not None or not cause.is_waited_for
+    is_known &= cause.origin != "results"  # without these the rest of their line has little to do
     return msgspec.structs.replace(
         larger,
         change=larger.change if is_known else cause.change,

@@ -36,11 +36,13 @@ class Host:
         self.at += ms
         return self
 
-    def comm(self, ms, op="all_reduce", size=MIB, is_async=False, start=None, module=None, lead=None):
+    def comm(
+        self, ms, op="all_reduce", size=MIB, is_async=False, start=None, module=None, lead=None, phase=None
+    ):
         """lead: ms before it began that the host had launched it."""
         begin = self.at if start is None else start
         self.spans.append(Span(begin, begin + ms, Kind.COMM, op, "host"))
-        self.calls.append((op, begin, begin + ms, size, is_async, module, lead))
+        self.calls.append((op, begin, begin + ms, size, is_async, module, lead, phase))
         if start is None:
             self.at += ms
         return self
@@ -71,13 +73,14 @@ def line(host, rank, step, origin_ns, first_seq, source="host", **changes):
             seq=first_seq + i,
             is_async=is_async,
             module=module,
+            phase=phase,
             launch_ms=None if lead is None else start - lead,
             start_ms=start,
             end_ms=end,
             algbw_gb_s=None,
             busbw_gb_s=size / (end - start) / 1e6,
         )
-        for i, (op, start, end, size, is_async, module, lead) in enumerate(host.calls)
+        for i, (op, start, end, size, is_async, module, lead, phase) in enumerate(host.calls)
     ]
     fields = dict(
         collectives=calls,

@@ -22,7 +22,7 @@ from aorta.timeline.collective import POINT_TO_POINT, busbw_factor
 from aorta.timeline.intervals import Intervals, intersect, length_ms, subtract, union
 from aorta.timeline.matching import UNKNOWN_OP
 from aorta.timeline.types import TRACE_SOURCES
-from aorta.why.causes.code_lines import beside_calls_ms
+from aorta.why.causes.code_lines import beside_calls_ms, is_behind_backward
 from aorta.why.causes.finding import WAIT, CauseFinding, Floats
 from aorta.why.causes.losses.parts import Parts
 from aorta.why.causes.losses.units import (
@@ -72,6 +72,8 @@ NEEDLESS = {
     **{"an object": "object", "buffers": "buffers"},
 }
 """What moves that is no gradient or parameter, as call sites have it, and its origin for the rules."""
+GATHERS = ("all_gather", "gather")
+"""What moves results of all ranks to some."""
 MOST_OF_ALL = 0.9
 """Part of exposed time above which an operation is named without the others."""
 UNHIDDEN = 0.05
@@ -201,7 +203,7 @@ def _facts_of(
     if not exposed.is_split:
         facts["unsplit"] = "this includes waiting for late ranks: the ranks could not be matched"
     if facts["moves"] in NEEDLESS and facts.get("origin") not in ("bucket", "unit", "gradients", "weights"):
-        facts["origin"] = NEEDLESS[str(facts["moves"])]
+        facts["origin"] = "results" if _are_results(judged, op) else NEEDLESS[str(facts["moves"])]
     facts["is_proven"] = parts.on_device and _is_unhidden(judged, parts, op)
     return facts
 
@@ -366,6 +368,28 @@ def _are_asynchronous(judged: Run, op: str) -> bool:
     lines = islice(judged.records(judged.ranks[0]), LOOKED_AT)
     calls = [call.is_async for line in lines for call in line.collectives or () if call.op == op]
     return 2 * sum(calls) > len(calls)
+
+
+def _are_results(judged: Run, op: str) -> bool:
+    """Whether most bytes of an operation are large gathers behind the optimizer's update that are not all
+    weights: what the model has given for what this update has learned from."""
+    if op not in GATHERS:
+        return False
+    lines = [line for line in islice(judged.records(judged.ranks[0]), LOOKED_AT) if line.collectives]
+    # Where a step begins behind an update, the source tells these from gathers that a loss is made of.
+    behind: dict[str | None, float] = {"forward": 0.0 if is_behind_backward(judged, op) else np.inf}
+    all_bytes = behind_bytes = 0
+    for line in lines:
+        updates = [span.end_ms for span in line.host_spans or () if span.kind == "optimizer"]
+        behind["optimizer"] = max(updates, default=np.inf)
+        for call in line.collectives or ():
+            if call.op == op and call.bytes:
+                at_ms = (call.start_ms if call.launch_ms is None else call.launch_ms) or 0.0
+                is_behind = call.bytes >= SMALL_BYTES and at_ms >= behind.get(call.phase, np.inf)
+                all_bytes, behind_bytes = all_bytes + call.bytes, behind_bytes + is_behind * call.bytes
+    weights = bytes_of_optimizers(judged.noted)
+    is_of_weights = abs(all_bytes / max(len(lines), 1) - weights) <= ABOUT * weights
+    return not is_of_weights and 2 * behind_bytes > all_bytes
 
 
 def _own_calls(judged: Run, op: str) -> dict[str, object]:
