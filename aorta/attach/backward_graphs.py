@@ -57,6 +57,9 @@ class BackwardGraphs:
         self._calls: list[tuple[Any, Any]] = []
         """One output of each call of a model in the open step, and the kind of the call in the first one."""
         self.discarded = DiscardedGradients()
+        self._zeroed = 0
+        """Bytes of gradients of the open step that were set to zero, to be added to."""
+        self._zeroed_of_steps: list[int] = []
 
     def model_returns(self, module: Any, outputs: Iterable[torch.Tensor], kind: Any = None) -> None:
         """kind: of the call, in the first step."""
@@ -80,6 +83,9 @@ class BackwardGraphs:
         line = None if frame is None else line_of(frame)
         calls = [Call(number, kind) for number, (end, kind) in enumerate(self._calls) if end in operators]
         self.discarded.backward_begins(leaves, optimizer_of or {}, calls, line)
+        held = [one for one in leaves if one.grad is not None]
+        if held and all(map(is_set_back, held[:: -(-len(held) // LOOKED_AT)])):
+            self._zeroed += sum(one.grad.nbytes for one in held)
         if any(one._version != version or is_set_back(one) for one, version in self._written):
             self._seen, self._written = set(), []
         again = _num_products(operators & self._seen)
@@ -106,12 +112,18 @@ class BackwardGraphs:
         for output, part in self._taken.items():
             self._parts[output].append(part)
         self._taken.clear()
+        self._zeroed_of_steps.append(self._zeroed)
+        self._zeroed = 0
         self._seen, self.reached, self._written, self._ends, self._calls = set(), set(), [], {}, []
         self.discarded.end_step()
 
     def repeats(self) -> tuple[float, StackFrame | None]:
         """How often more the operators of a step are gone through than once, and the line of most of it."""
         return self._again / max(self._num, 1), max(self._at, key=self._at.__getitem__, default=None)
+
+    def zeroed_bytes(self) -> int:
+        """Of a step, in the one with least."""
+        return min(self._zeroed_of_steps, default=0)
 
     def parts_taken(self) -> dict[Output, float]:
         """Of the entries of an output, in the step that takes most."""

@@ -634,6 +634,7 @@ class ModelCalls:
             "twice_bytes": float(sum(num * counted[key].forward[1] for key, num in twice.items())),
             "twice_at": twice_at,
             "calls": self._calls_of_few_rows(kinds, counted),
+            "zeroed_bytes": float(self._graphs.zeroed_bytes()),
             "before": float(before),
             "before_at": before_at,
             "backwards": repeats * of_backward,

@@ -564,6 +564,8 @@ class WorkOfStep(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     unread_at: StackFrame | None = None
     unread_is_apart: bool = False
     """No gradient goes through what this line calls to anything else."""
+    zeroed_bytes: float = 0.0
+    """Of gradients that are set to zero, and added to, where they could be none, and written."""
     inputs: float = 0.0
     """For gradients of what models are given, where the program asks for them (requires_grad_())."""
     inputs_at: StackFrame | None = None

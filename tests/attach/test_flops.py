@@ -674,6 +674,27 @@ def test_gradients_of_what_a_model_is_given(form):
     assert not work.inputs or work.inputs_at.function.endswith("<lambda>")
 
 
+@pytest.mark.parametrize("form", ["to zero", "by hand", "to none", "added to"])
+def test_gradients_that_are_set_to_zero_and_added_to(form):
+    """In each step; where they are none, or hold something, nothing is done without need."""
+    model, calls = nn.Linear(D, D), ModelCalls()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    model(torch.ones(S, D)).sum().backward()
+    for step in range(3):
+        calls.begin_step([optimizer], step)
+        if form == "by hand":
+            for one in model.parameters():
+                one.grad.zero_()
+        elif form != "added to":
+            optimizer.zero_grad(set_to_none=form == "to none")
+        loss = model(torch.ones(S, D)).square().sum()
+        calls.backward_begins([loss], True)
+        loss.backward()
+        calls.end_step()
+    calls.count()
+    assert calls.work.zeroed_bytes == (4 * (D + 1) * D if form in ("to zero", "by hand") else 0)
+
+
 def test_a_teacher_that_was_trained_before_gets_no_gradients():
     """It still has those of its own training."""
     teacher, student = nn.Linear(D, D), nn.Linear(D, D)

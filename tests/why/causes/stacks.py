@@ -13,6 +13,7 @@ FRAMES = {
     "backward": StackFrame("torch", 0, "Tensor.backward", is_program=False),
     "synchronize": StackFrame("torch", 0, "synchronize", is_program=False),
     "empty_cache": StackFrame("torch", 0, "empty_cache", is_program=False),
+    "zero_grad": StackFrame("torch", 0, "Optimizer.zero_grad", is_program=False),
     "checkcache": StackFrame("python", 0, "checkcache", is_program=False),
     "loads": StackFrame("python", 0, "loads", is_program=False),
     "norm": StackFrame("torch", 0, "SyncBatchNorm.forward", is_program=False),

@@ -477,6 +477,13 @@ def test_on_a_device_a_tracer_costs_no_more_than_the_device_waits(tmp_path):
     assert ": in all steps, at most 10.0 ms, in which the device waits, and no sample" in first.headline
 
 
+def test_setting_gradients_back_is_no_code_of_the_program(tmp_path):
+    folder = run_of(tmp_path, lambda rank, step, noise: plain(noise))
+    for rank in (0, 1):
+        write_stacks(folder, rank, COMMON, ("zero_grad", "rest", "runs", 6.0))
+    assert causes(judge(load_run(folder, "run"))) == []
+
+
 def test_compiling_in_each_step_is_a_cause_of_its_line(tmp_path):
     folder = run_of(tmp_path, lambda rank, step, noise: plain(noise))
     for rank in (0, 1):

@@ -478,6 +478,16 @@ def test_a_pass_without_a_graph_is_offered_where_nothing_trains_in_it(tmp_path, 
     assert "requires_grad_(False)" in cause.change
 
 
+@pytest.mark.parametrize(("mib", "ms"), [(40, math.sqrt(4.19 * 30.0)), (4, None)])
+def test_gradients_set_to_zero_cost_four_passes_over_them(mib, ms, tmp_path):
+    """At 40 GB/s 4.19 ms; at 4 GB/s more than the 30 ms of work."""
+    work = WorkOfStep(flops=100.0, zeroed_bytes=float(mib << 20))
+    causes_of = found(tmp_path / "run", lambda rank, step, noise: plain(noise), run_record(2, work=work))
+    assert [(cause.ms, cause.change[:11]) for cause in causes_of] == (
+        [] if ms is None else [(pytest.approx(ms, rel=0.01), "zero_grad()")]
+    )
+
+
 @pytest.mark.parametrize(
     ("lines", "is_told"),
     [

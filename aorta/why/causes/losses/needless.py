@@ -92,6 +92,8 @@ MANY_CALLS = 4
 OF_A_CALL_MS, AT_MOST_MS = 0.005, 0.1
 """CPU time of an operator, whatever its rows: of most, and of small convolutions beyond what one of more rows
 takes."""
+PASSES_OF_ZEROS = 4
+"""Over gradients that are set to zero and added to: written, read with what is added, and written."""
 FROM_CACHES_BYTES_PER_S = 4e10
 """Of a core: at which it goes through weights that lie in its caches."""
 PASSES_OF_WEIGHTS = 6
@@ -205,6 +207,7 @@ def _all_of_it(judged: Run, account: Account) -> Iterator[CauseFinding]:
     if work is not None and work.flops:
         yield from _emulated(judged, account, work)
         yield from _calls_of_few_rows(judged, account, work)
+        yield from _zeroed(judged, account, work)
         yield from _counted(judged, account, work)
 
 
@@ -564,6 +567,22 @@ def _counted(judged: Run, account: Account, work: WorkOfStep) -> Iterator[CauseF
             yield finding(op, "padding of batches", None, part * left_ms, fills=percent(work.padding))
     if work.rows_bytes:
         yield from _unread_rows(judged, account, work, part_ms(0.0, work.rows_bytes), optimizer)
+
+
+def _zeroed(judged: Run, account: Account, work: WorkOfStep) -> Iterator[CauseFinding]:
+    """What it takes to set gradients to zero and add to them, on a CPU."""
+    if account.on_device or work.zeroed_bytes < LARGE_BYTES:
+        return
+    threads = noted_modes(judged.noted).get("num_threads") or 1
+    ms, takes = beside_others(account, work_ms_of(account))
+    work_ms = float(work_ms_of(account).mean())
+    rates = CPU_BYTES_PER_S * threads, FROM_CACHES_BYTES_PER_S * threads
+    most_ms, least_ms = (min(1e3 * PASSES_OF_ZEROS * work.zeroed_bytes / rate, work_ms) for rate in rates)
+    lost_ms = math.sqrt(least_ms * most_ms)
+    facts: dict[str, object] = {"op": "zeroed", "what": "gradients that are set to zero and added to"}
+    facts |= {"zeroed_bytes": work.zeroed_bytes, "least_part": least_ms / lost_ms}
+    more_ms = (most_ms - lost_ms) / work_ms * float(ms.mean())
+    yield CauseFinding("compute", lost_ms / work_ms * ms, takes, facts=facts, more_ms=more_ms)
 
 
 def _reads_gradients(judged: Run) -> bool:

@@ -109,7 +109,9 @@ PASSES = ("forward", "__call__", "<module>")
 COPIES = re.compile(r"(^|[._])(to|to_device|cuda|copy_|prepare_input)$")
 """Functions that hand a batch to the device."""
 EMPTY_CACHE, SYNCHRONIZE, COMPILES = "empty_cache", "synchronize", "_compile"
-"""Functions of torch; of the first the allocator's counters know better what it costs."""
+NOT_OWN = (EMPTY_CACHE, COMPILES, "Optimizer.zero_grad", "Module.zero_grad")
+"""Functions of torch; of the first the allocator's counters know better what it costs, and gradients must be
+set back."""
 MANY_WAITS = 4
 """A step: a value that is read once or twice does not make the code around it wait."""
 DETAILED_STEPS = 24
@@ -650,7 +652,7 @@ def _group_of(
     model, which some call by its forward()."""
     own = [frame for frame in path if frame.is_program]
     leaf = path[-1]
-    if not own or is_a_loss(leaf) or (leaf.file == "torch" and leaf.function in (EMPTY_CACHE, COMPILES)):
+    if not own or is_a_loss(leaf) or (leaf.file == "torch" and leaf.function in NOT_OWN):
         return None, None
     inside = [place for place, frame in enumerate(own) if (frame.file, frame.outer_function) in loops]
     called = own[inside[-1] + 1 :] if inside else own
