@@ -225,7 +225,8 @@ def found_causes(judged: Run, path: str = "RUN") -> Causes:
         waits_ms = min(outside.ms, ledger.left.get("wait", 0.0))
         taken = {"wait": waits_ms} if outside.rank is not None and waits_ms > 0 else {}
         named = [*(one for one in named if one not in again), (outside, taken)]
-    late = left_out(judged) or loading_left_out(judged)
+    is_told = any(one.kind == "data_loading" and one.rank is None for one, _ in named)
+    late = left_out(judged) or loading_left_out(judged, is_told)
     # What one is starved of in recorded steps, it is named for by these.
     starved = {
         one.rank for one, _ in named if late and late.facts.get("op") == "starved" and one.is_waited_for

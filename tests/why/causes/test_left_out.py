@@ -240,6 +240,22 @@ def test_a_wait_in_some_steps_is_of_the_mean_step_of_the_rank_that_waits_most(tm
     assert found_causes(judged).unexplained_ms["data"] == 0.0
 
 
+@pytest.mark.parametrize(
+    ("later_ms", "told_ms"), [(200.0, 200.0 / 8), (400.0, 200.0 / 8 + 200.0 / 8 * 96 / 119)]
+)
+def test_what_recorded_steps_wait_for_batches_is_told_once(tmp_path, later_ms, told_ms):
+    """Each eighth step waits 200 ms, recorded or not; or those that were not recorded 400."""
+
+    def make(rank, step, noise):
+        wait_ms = (200.0 if step < 24 else later_ms) * (step % 8 == 4) * noise.gauss(1, 0.02)
+        host = Host().idle(wait_ms, "data").work(20.0 * noise.gauss(1, 0.02)).work(0.5, "optimizer")
+        return host, {"source": "kernels", **(LEFT_OUT if step >= 24 else {})}
+
+    judged = judge(load_run(run_of(tmp_path / "run", make, steps=120), "a"))
+    assert found_causes(judged).cannot_tell == []
+    assert sum(ms for ms, _ in of_loading(judged)) == pytest.approx(told_ms, rel=0.1)
+
+
 @pytest.mark.parametrize(("name", "kinds"), [("item", []), ("augment", ["pause"])])
 def test_a_host_that_lets_a_busy_device_catch_up_in_every_tenth_step_loses_nothing(tmp_path, name, kinds):
     """Steps that are not recorded take 32 ms, and every tenth 112; the device works for 40 in each."""

@@ -601,10 +601,11 @@ def left_out(judged: Run) -> CauseFinding | None:
     )
 
 
-def loading_left_out(judged: Run) -> CauseFinding | None:
+def loading_left_out(judged: Run, is_told: bool = False) -> CauseFinding | None:
     """What each of the judged steps that were left out would be shorter by, did the rank that waits most for
     its batches wait no longer than in recorded ones, for which workers may have had a stock; but no more than
-    by what these steps are longer than those in which no rank waits."""
+    by what these steps are longer than those in which no rank waits. is_told: a cause has what recorded ones
+    wait, in the mean, and this is beyond it."""
     names, steps = (f"{HOST}data", f"{HOST}data{AFTER}"), steps_left_out(judged)
     step_ms, looked = judged.values("step_ms").mean(axis=0), looked_at(judged)
     in_account = np.isin(judged.global_step[judged.judged_steps], looked.global_step[looked.judged_steps])
@@ -614,12 +615,14 @@ def loading_left_out(judged: Run) -> CauseFinding | None:
     waits_ms = np.sum([positive(judged.host_parts[name][:, judged.judged_steps]) for name in names], axis=0)
     # Few recorded steps of which one waits do not make that usual.
     beyond_ms = positive(waits_ms - np.median(waits_ms[:, is_known], axis=1, keepdims=True))
-    row_ms = beyond_ms[beyond_ms[:, steps].mean(axis=1).argmax()]
+    row = beyond_ms[:, steps].mean(axis=1).argmax()
+    row_ms, told_ms = beyond_ms[row], float(waits_ms[row, is_known].mean()) if is_told else 0.0
     waits = (beyond_ms > WAITS * step_ms.mean()).any(axis=0)
     # A rank whose host runs ahead meets the wait of another one in the step behind it.
     is_free = (is_known | steps) & ~waits & ~np.append(False, waits[:-1])
     mean_ms, usual_ms = row_ms[steps].mean(), np.median(step_ms[is_free if is_free.any() else is_known])
-    cost_ms = min(float(mean_ms), float(step_ms[steps].mean() - usual_ms))
+    longer_ms = float(step_ms[steps].mean() - usual_ms)
+    cost_ms = min(float(mean_ms), longer_ms, float(waits_ms[row, steps].mean()) - told_ms)
     if not cost_ms > 0 or not lasts(row_ms[steps], knows_busy=True):
         return None
     in_steps, num = int((waits & steps).sum()), judged.num_judged
