@@ -295,14 +295,20 @@ def _crowd(
     set_at = modes.get("threads_at")
     place = f"{Path(set_at[0]).name}:{set_at[1]}" if set_at else ""
     # Workers are among the others.
-    is_of_others = others is not None and others - num_ranks * num_workers > cores / 2
-    if 0 < cores < num_ranks * (threads + num_workers) and not is_of_others:
+    are_others_more = others is not None and others - num_ranks * num_workers > cores / 2
+    each_fits = threads + num_workers <= cores
+    if 0 < cores < num_ranks * (threads + num_workers) and not (are_others_more and each_fits):
         names.add("own_crowd")
         workers = f" and {counted(num_workers, 'loader worker')} (of {(loader or {}).get('site')})"
         each = f"{counted(threads, 'thread')} of torch{f' (set at {place})' if place else ''}"
         crowd = f"{counted(num_ranks, 'rank')} with {each}{workers if num_workers else ''} each"
         facts["whose"] = f"first of all their own: {crowd}, on {counted(cores, 'core')}"
         facts["others"] = "threads of the ranks themselves"
+        if are_others_more:
+            facts["whose"] = (
+                f"their own, too: {crowd}, on {counted(cores, 'core')}, of which others have most"
+            )
+            facts["others"] = "others and by threads of the ranks themselves"
         enough = max(cores // num_ranks - num_workers, 1)
         env = run.environment.get("OMP_NUM_THREADS")
         is_set = bool(place) and (env is None or env != str(threads))

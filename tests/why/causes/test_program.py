@@ -573,6 +573,11 @@ def test_a_process_with_more_threads_than_cores_takes_its_own(cores, is_crowded)
         # Ranks have two cores, and others the rest.
         pytest.param({"idle_cores": 0.0, "own_cores": 1.2}, "OMP_NUM_THREADS=2", id="they-have-them"),
         pytest.param({"idle_cores": 0.0, "own_cores": 0.5}, None, id="other-programs-have-them"),
+        pytest.param(
+            {"idle_cores": 0.0, "own_cores": 0.5, "num_threads": 8},
+            "OMP_NUM_THREADS=2",
+            id="neither-has-room",
+        ),
     ],
 )
 def test_the_ranks_of_a_machine_have_threads_for_its_cores_together(modes, fewer):
@@ -586,6 +591,15 @@ def test_the_ranks_of_a_machine_have_threads_for_its_cores_together(modes, fewer
     assert ("own_crowd" in names) == (fewer is not None)
     at = crowded_at(record)
     assert (at and (at.file, at.line)) == (("/job/a.py", 7) if modes.keys() & {"threads_at"} else None)
+
+
+@pytest.mark.parametrize(("own", "words"), [(1.5, "first of all their own: 2 "), (0.2, "their own, too: 2 ")])
+def test_threads_that_have_no_room_alone_are_told_beside_others_that_have_the_cores(own, words):
+    modes = {"num_threads": 8, "num_cores": 4, "shares_cores": True, "idle_cores": 0.0, "own_cores": own}
+    names, facts = program_of(msgspec.structs.replace(run_record(2), program={"modes": modes}))
+    assert "own_crowd" in names
+    assert facts["whose"].startswith(words)
+    assert facts["whose"].endswith("of which others have most") == (own < 1)
 
 
 @pytest.mark.parametrize(
