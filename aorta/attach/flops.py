@@ -601,12 +601,13 @@ class ModelCalls:
             sum(self._times[key] * one.operators[place] for key, one in counted.items()) for place in (0, 1)
         )
         of_bytes["again_launched"] = again / max(operators, 1)
-        hoisted, solves, num_solves = (
+        hoisted, solves, num_solves, checks, num_checks = (
             sum(self._times[key] * getattr(one.needless, name) for key, one in counted.items())
-            for name in ("hoisted_launches", "hoisted_solves", "num_solves")
+            for name in ("hoisted_launches", "hoisted_solves", "num_solves", "hoisted_checks", "num_checks")
         )
         of_bytes["hoisted_launched"] = hoisted / max(operators, 1)
         of_bytes["hoisted_solves"] = solves / max(2 * num_solves, 1)
+        of_bytes["hoisted_checks"] = checks / max(2 * num_checks, 1)
         twice, twice_at = self._batches.again()
         before, before_at = self._of_frozen({form_of(copy) for copy, *_ in kinds.values()})
         padding, columns = self._batches.padding()

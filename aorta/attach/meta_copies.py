@@ -1,13 +1,18 @@
-"""Copies of a model on the meta device, which hold no data, no hook and no random number of it."""
+"""Copies of a model on the meta device, which hold no data, no random number and no hook of the program's."""
 
 from typing import Any
 
 import torch
 from torch.nn import Module
+from torch.nn.utils.spectral_norm import SpectralNorm
+from torch.nn.utils.weight_norm import WeightNorm
 from torch.utils._pytree import tree_map
 
 from aorta.attach.needless_batches import MOST_ENTRIES, unwrapped
 from aorta.device.backend import backend_of
+
+OF_WEIGHTS = (WeightNorm, SpectralNorm)
+"""Hooks of torch's own that compute a weight before each call, of nothing but what the module holds."""
 
 
 class NotCountedError(Exception):
@@ -24,7 +29,7 @@ REFUSED_AXES = ("ep", "cp", "pp", "expert", "context", "pipeline")
 
 
 def copy_without_data(module: Module) -> Module:
-    """Same modules, with parameters and buffers on the meta device, and without hooks.
+    """Same modules, with parameters and buffers on the meta device, and without hooks but OF_WEIGHTS.
 
     Wrappers are left out: what DDP and torch.compile wrap. Raises NotCountedError.
     """
@@ -85,7 +90,7 @@ def _copied(module: Module, known: dict[int, Any]) -> Module:
         elif name.endswith(("_hooks", "_hooks_with_kwargs", "_hooks_always_called")) and isinstance(
             value, dict
         ):
-            state[name] = type(value)()
+            state[name] = type(value)((key, hook) for key, hook in value.items() if type(hook) in OF_WEIGHTS)
         elif isinstance(value, Module):
             state[name] = _copied(value, known)
         elif isinstance(value, (torch.Tensor, list, tuple, dict)):

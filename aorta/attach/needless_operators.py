@@ -44,6 +44,7 @@ SOLVES = re.compile(
     "_?linalg_(?!vector|matrix_norm|cross|check)|.*(cholesky|triangular_solve|geqrf|ormqr|orgqr)|lu_"
 )
 """Operators of linear algebra, whose FLOPs nobody counts: factorizations, and what is solved with them."""
+CHECK = "_linalg_check_errors"
 KEEPS_CAUSAL = re.compile("(where|eq|ne|logical_not|bitwise_not|masked_fill|_to_copy|mul|clone|rsub)$")
 """Operators on one mask."""
 Shape = tuple[int, frozenset[int]]
@@ -161,9 +162,9 @@ class NeedlessOperators:
         self._line_of: dict[int, StackFrame | None] = {}
         """That made it, by storage."""
         self._of_line: dict[StackFrame | None, list[int]] = {}
-        """Of what makes them: operators, FLOPs, bytes, operators of linear algebra."""
+        """Of what makes them: operators, FLOPs, bytes, operators of linear algebra, reads of error codes."""
         self._num_operators = Counter[StackFrame | None]()
-        self.num_solves = 0
+        self.num_solves = self.num_checks = 0
         self.merged = Counter[StackFrame | None]()
         """FLOPs for gradients of whole matrices of which small factors train, by line."""
         self._copied_again, self._largest = Counter[StackFrame | None](), Counter[StackFrame | None]()
@@ -378,6 +379,11 @@ class NeedlessOperators:
         """Operators of linear algebra, as hoisted."""
         return self._made_again(3).total()
 
+    @property
+    def hoisted_checks(self) -> int:
+        """Error codes of these that the host reads, as hoisted."""
+        return self._made_again(4).total()
+
     def hoisted_share(self, line: StackFrame | None) -> float:
         """Of the operators of a line."""
         num, *_ = self._of_line.get(line, [0])
@@ -394,8 +400,9 @@ class NeedlessOperators:
                 self._of_weights[key] = _OfWeights(one, one.copy_of, sources)
             known.append(self._of_weights.get(key))
         self._num_operators[at] += any(work)
-        is_solve = SOLVES.match(func._overloadpacket.__name__) is not None
-        self.num_solves += is_solve
+        name = func._overloadpacket.__name__
+        is_solve, is_check = SOLVES.match(name) is not None, name == CHECK
+        self.num_solves, self.num_checks = self.num_solves + is_solve, self.num_checks + is_check
         held = [one for one in known if one is not None]
         if torch.Tag.nondeterministic_seeded in func.tags or len(held) < len(known):
             for one, of_weights in zip(given, known, strict=True):
@@ -419,8 +426,8 @@ class NeedlessOperators:
                     self._of_weights[key] = _OfWeights(one, value, sources)
                     self._line_of[key] = at
             if sources:  # not an identity matrix alone, which is made of nothing
-                sums = self._of_line.setdefault(at, [0, 0, 0, 0])
-                sums[:] = [num + more for num, more in zip(sums, (1, *work, is_solve), strict=True)]
+                sums = self._of_line.setdefault(at, [0, 0, 0, 0, 0])
+                sums[:] = [num + more for num, more in zip(sums, (1, *work, is_solve, is_check), strict=True)]
 
     def _see_merged(self, of_weights: _OfWeights, flops: int, at: StackFrame | None) -> None:
         """A product's gradient for a matrix, where only factors of it that are far smaller need one."""

@@ -614,6 +614,8 @@ class WorkOfStep(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     hoisted_launched: float = 0.0
     hoisted_solves: float = 0.0
     """Of all operators, and of those of linear algebra, whose FLOPs nobody counts."""
+    hoisted_checks: float = 0.0
+    """Of the error codes of these that the host reads, and waits for."""
     backwards: float = 0.0
     """Of backward passes through operators that one of the step went through before; none of `flops`."""
     backwards_at: StackFrame | None = None

@@ -16,7 +16,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_modul
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.nn.utils import parametrize
+from torch.nn.utils import parametrizations, parametrize
 from torch.nn.utils.parametrizations import orthogonal
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -478,6 +478,21 @@ def test_a_weight_that_each_round_computes_of_others_is_counted_but_the_first_ti
     assert not parametrize._cache
 
 
+@pytest.mark.filterwarnings("ignore:.*weight_norm:FutureWarning")
+@pytest.mark.parametrize("name", ["weight_norm", "spectral_norm"])
+def test_weights_that_hooks_of_torch_compute_are_counted_as_those_of_parametrizations(name):
+    def of(functions):
+        model = Turned(1)
+        model.rounds, model.turn = 4, getattr(functions, name)(nn.Linear(D, D, bias=False))
+        work = worked(model, torch.optim.SGD(model.parameters(), 0.1), lambda: model(torch.zeros(S, D)))
+        return work.hoisted_at and work.hoisted_at.function, work.hoisted_bytes, work.hoisted_launched
+
+    at, hoisted_bytes, part = of(torch.nn.utils)
+    assert (at, hoisted_bytes, part) == of(parametrizations)
+    assert (at, part > 0.1) == ("Turned.forward", True)
+    assert hoisted_bytes > 2 * 3 * 4 * D**2  # three times each weight is read, at least
+
+
 class Solves(nn.Module):
     """A weight that a system of equations gives, in each of four rounds, and one that data give, in each."""
 
@@ -498,7 +513,7 @@ def test_solves_for_weights_are_told_from_those_for_data(of_data, part):
     """One of four is needed for the weight; those for data have nothing to do with it."""
     model = Solves(of_data)
     work = worked(model, torch.optim.SGD(model.parameters(), 0.1), lambda: model(torch.zeros(S, D)))
-    assert work.hoisted_solves == pytest.approx(part)
+    assert (work.hoisted_solves, work.hoisted_checks) == (pytest.approx(part), pytest.approx(part))
     assert 0 < work.hoisted_launched < 1
 
 

@@ -915,7 +915,11 @@ def needless(kernels, work=None, peak=None, classes=None, shape=None):
     )
     cells = {"compute": np.full((1, 20), 30.0), "launch": np.full((1, 20), 3.0)}
     account = SimpleNamespace(
-        on_device=True, mean_step_ms=40.0, cells=cells, mean_ms=lambda name: float(cells[name].mean())
+        on_device=True,
+        mean_step_ms=40.0,
+        cells=cells,
+        mean_ms=lambda name: float(cells[name].mean()),
+        share=lambda name: float(cells[name].mean()) / 40.0,
     )
     return [
         (finding.facts["op"], pytest.approx(finding.mean_ms)) for finding in needless_work(judged, account)
@@ -1022,6 +1026,8 @@ def test_work_that_is_done_twice_or_for_nobody_takes_its_part_of_the_kernels(wor
         pytest.param(
             {"hoisted_solves": 0.75, "hoisted_launched": 1 / 3}, True, [("hoisted", 9.0)], id="both"
         ),
+        # Or three quarters of these, where the host reads an error code of each.
+        pytest.param({"hoisted_solves": 0.75, "hoisted_checks": 0.75}, True, [("hoisted", 10.25)], id="read"),
         pytest.param({"hoisted_solves": 0.75}, False, [("hoisted", 2.0)], id="other-kernels"),
         pytest.param({}, True, [("hoisted", 2.0)], id="solves-of-data"),
     ],

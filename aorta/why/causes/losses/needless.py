@@ -29,6 +29,7 @@ from aorta.records.schema import LineOfWork, OperatorLoop, WorkOfStep
 from aorta.records.stacks import StackFrame
 from aorta.traces.classify import COMM_RULES, classifier, kernel_class
 from aorta.why.causes.finding import CauseFinding, Floats
+from aorta.why.causes.losses.host_needs import MOSTLY_IDLE
 from aorta.why.causes.losses.parts import CPU_BYTES_PER_S, WORK, beside_others, part_of_device, work_ms_of
 from aorta.why.causes.program import noted_modes, noted_program, part_of_optimizers
 from aorta.why.causes.source import pieces_of_run
@@ -628,13 +629,18 @@ def _see_launches_and_solves(found: CauseFinding, judged: Run, account: Account,
     host, by operators."""
     names = [name for name in operations(judged.metrics, NAME_TIME) if SOLVES.search(name)]
     solves_ms = work.hoisted_solves * _time_of(judged, names) if names else np.zeros(1)
-    launch_ms = work.hoisted_launched * account.mean_ms("launch")
+    part, num = work.hoisted_launched, sum(line.operators for line in work.lines)
+    # A host that would be ahead is not, behind each solve whose error code it has read.
+    reads = work.hoisted_checks > part and account.share("launch") < MOSTLY_IDLE
+    launch_ms = (work.hoisted_checks if reads else part) * account.mean_ms("launch")
     found.ms = found.ms + solves_ms + launch_ms
     of_launches = launch_ms / max(found.mean_ms, 1e-9)
     found.takes = {WORK: 1 - of_launches, ("launch",): of_launches}
-    num = round(work.hoisted_launched * sum(line.operators for line in work.lines))
-    found.facts |= {"solves_ms": float(np.mean(solves_ms)) or None, "spared_ms": launch_ms or None}
-    found.facts |= {"num_launched": num, "launched": work.hoisted_launched}
+    found.facts |= {"solves_ms": float(np.mean(solves_ms)) or None, "launched": part}
+    found.facts |= {
+        "checked_ms" if reads else "spared_ms": launch_ms or None,
+        "num_launched": round(part * num),
+    }
     if found.facts["solves_ms"]:
         found.facts["part"] = None  # their FLOPs are not in it
 
