@@ -59,6 +59,7 @@ FRAMES = {
     "task": StackFrame("/job/batches.py", 12, "prepare", is_program=True),
     "parse": StackFrame("/job/text.py", 30, "parse", is_program=True),
     "other_task": StackFrame("/job/logs.py", 4, "send", is_program=True),
+    "attends": StackFrame("transformers", 0, "sdpa_attention_forward", is_program=False),
     "sends": StackFrame("lightning", 0, "move_data_to_device.<locals>.batch_to", is_program=False),
 }
 NAMES = [*FRAMES]
@@ -76,6 +77,7 @@ CALLERS = {
     "training": "fit",
     "packs": "model",
     "of_training": "training",
+    "attends": "model",
     "per_step": "augment",
     "group": "per_step",
     "item": "augment",

@@ -1019,6 +1019,12 @@ def test_work_that_is_done_twice_or_for_nobody_takes_its_part_of_the_kernels(wor
     assert needless({}, work, peak, {"kernel_ms.gemm": 20.0}) == found
 
 
+def test_padding_takes_of_kernels_of_attention_its_square():
+    """Of 24 ms, half of them attention: a quarter of columns is a quarter of the others, 0.4375 of these."""
+    work = WorkOfStep(flops=4e9, padding=0.4, padding_columns=0.25)
+    assert needless({}, work, None, {"kernel_ms.attention": 12.0}) == [("padding", 8.25)]
+
+
 @pytest.mark.parametrize(
     ("work", "kernels", "found"),
     [

@@ -553,6 +553,29 @@ def test_an_optimizer_that_takes_sparse_gradients_needs_none_beside_it(tmp_path,
     assert ("SparseAdam for it alone" in change) is not takes_them
 
 
+@pytest.mark.parametrize(
+    ("attention_ms", "part"),
+    [
+        pytest.param(0.0, 0.5, id="linear"),
+        pytest.param(6.0, 0.5 + 0.5 * 0.25, id="half-attention"),
+        pytest.param(12.0, 1 - 0.5**2, id="all-attention"),
+    ],
+)
+def test_what_half_of_a_length_saves_of_attention_goes_with_its_square(tmp_path, attention_ms, part):
+    """Of 12 ms of forward passes; backward passes, of which no sample tells, have as much of it."""
+    run = run_record(2, work=WorkOfStep(flops=100.0, attention=3.0, padding=0.6, padding_columns=0.5))
+    run_of(tmp_path / "run", lambda rank, step, noise: plain(noise), run)
+    for rank in range(2):
+        others = ("model", "forward", "runs", 12.0 - attention_ms)
+        write_stacks(tmp_path / "run", rank, ("attends", "forward", "runs", attention_ms), others)
+    cause = next(one for one in causes(judge(load_run(tmp_path / "run", "run"))) if one.kind == "compute")
+    assert cause.ms == pytest.approx(part * 30.0, rel=0.02)
+    low, high = cause.interval_ms
+    assert low < cause.ms < high < 32.0
+    assert high > 0.74 * 30.0
+    assert any("square of the length" in text for text in cause.evidence) is (attention_ms > 0)
+
+
 def test_padding_whose_targets_are_ignored_is_not_told_twice(tmp_path):
     """Of 30 ms 12 go with the ignored targets, and half of the rest with the padding."""
     work = WorkOfStep(flops=100.0, unused=40.0, unused_at=AT, ignored=0.8, padding=0.5)

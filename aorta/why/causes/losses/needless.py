@@ -54,6 +54,8 @@ LOWER_PRECISION = re.compile(
 """The same in bf16, fp16 or fp8; nvjet of cuBLAS has a letter for each type of its operands, s of fp32."""
 AS_FAST = 1 / 8
 """Of the time of a product in fp32, that TF32 or bf16 take on A100 (1/8 and less) and later GPUs."""
+ATTENDS = re.compile(r"(scaled_dot_product|sdpa|flash|eager)_\w*attention")
+"""Functions of torch and transformers that go through scores, and through no projections."""
 SIXTEEN = ("bf16", "fp16")
 FP64_MORE = 0.5
 """Of the time of a kernel in fp64: fp32 has half its bytes, and twice its rate or more on CPUs and GPUs."""
@@ -565,7 +567,13 @@ def _counted(judged: Run, account: Account, work: WorkOfStep) -> Iterator[CauseF
             op = "padding" if is_column else "lengths"
             # Padding has targets that are ignored: what goes with these is no longer there.
             left_ms = positive(ms - ignored_ms)
-            yield finding(op, "padding of batches", None, part * left_ms, fills=percent(work.padding))
+            attends = _part_of_attention(judged, account, ms) if is_column else 0.0
+            beyond = part * (1 - part)  # of the square of a length, more than of the length
+            facts = {"fills": percent(work.padding), "attends": percent(attends) if attends else None}
+            found = finding(op, "padding of batches", None, (part + attends * beyond) * left_ms, **facts)
+            if is_column and work.attention and not account.on_device:  # samples show no backward pass of it
+                found.more_ms = (1 - attends) * beyond * float(left_ms.mean())
+            yield found
     if work.rows_bytes:
         yield from _unread_rows(judged, account, work, part_ms(0.0, work.rows_bytes), optimizer)
 
@@ -584,6 +592,19 @@ def _zeroed(judged: Run, account: Account, work: WorkOfStep) -> Iterator[CauseFi
     facts |= {"zeroed_bytes": work.zeroed_bytes, "least_part": least_ms / lost_ms}
     more_ms = (most_ms - lost_ms) / work_ms * float(ms.mean())
     yield CauseFinding("compute", lost_ms / work_ms * ms, takes, facts=facts, more_ms=more_ms)
+
+
+def _part_of_attention(judged: Run, account: Account, work_ms: Floats) -> float:
+    """Of the model's time, what attention takes, whose scores are as many as the square of the length: by
+    kernels; on a CPU by samples of forward passes, and as much of the backward passes."""
+    if account.on_device:
+        return min(float(_time_of_class(judged, "attention").mean() / max(work_ms.mean(), 1e-9)), 1.0)
+    parts = []
+    for one in samples_of_ranks(judged.whole or judged):
+        forward = one.is_judged & one.in_phase("forward")
+        attends = forward & one.leaf_is(lambda leaf: bool(ATTENDS.search(leaf.function)))
+        parts.append(float(one.ms[attends].sum() / max(one.ms[forward].sum(), 1e-9)))
+    return min(parts, default=0.0)
 
 
 def _reads_gradients(judged: Run) -> bool:
