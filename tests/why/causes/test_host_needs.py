@@ -34,6 +34,9 @@ MOSTLY_HELD_UP = [12.0] * 3 + [20.0] * 17
 REFILLED = [2.0] * 6 + [20.0] * 14
 """The host launches six steps ahead, and then as fast as its device works."""
 
+DRAINED = ([20.0] * 36 + [46.0, 7.0, 8.0]) * 4
+"""In one of 39 steps a value is read: the host waits until the queue is empty, and the next two are free."""
+
 
 @pytest.mark.parametrize(
     ("judged", "state", "room_ms"),
@@ -46,6 +49,9 @@ REFILLED = [2.0] * 6 + [20.0] * 14
         pytest.param(run(REFILLED, step_ms=REFILLED), account(), 18.0, id="fills-an-empty-queue-first"),
         pytest.param(run([20.0, 28.0, 12.0] * 7), account(), np.inf, id="made-up-for-stalls"),
         pytest.param(run([20.0, 28.0, 12.0, 12.0] * 5), account(), 8.0, id="free-behind-stalls"),
+        pytest.param(run(DRAINED), account(), 12.0, id="behind-reads-that-are-few"),
+        pytest.param(run(([20.0] * 30 + [28.0, 11.0, 21.0]) * 4), account(), np.inf, id="a-queue-that-jumps"),
+        pytest.param(run([20.0] * 90 + [8.0]), account(), np.inf, id="one-short-step"),
         pytest.param(run(MOSTLY_HELD_UP), account(on_device=False), None, id="of-a-CPU"),
         pytest.param(run([[12.0] * 20, [15.0] * 20]), account(), 5.0, id="the-rank-with-least"),
     ],

@@ -19,6 +19,9 @@ SHORTEST = 0.05
 H100 and H200 whose hosts bound them once work was left out took 9 % less to 6 % more than this."""
 HELD_UP = 0.9
 """Of a step: where the host takes as long in its shortest ones, it was held up in all of them, or never."""
+NOT_HELD_UP, FEWEST_FREE = 0.6, 3
+"""Of a step, up to which one was not held up, and how many are enough, however few of all: a host that reads
+a value now and then waits until its queue is empty, and launches the next steps as fast as it can."""
 MOSTLY_IDLE = 0.4
 """Of a step, that the device has nothing to do, from which on the host is never held up."""
 OF_LAUNCHES = ("columns",)
@@ -55,6 +58,9 @@ def host_needs(judged: Run, account: Account) -> HostNeeds | None:
         # What makes up for a longer step before it was held up in part: the mean of both tells.
         paired = np.fmax(own, (own + np.r_[np.nan, own[:-1]]) / 2)
         need_ms = max(float(np.quantile(paired[is_known], SHORTEST)) - waits_ms, 0.0)
+        free = paired[is_known & (paired <= NOT_HELD_UP * mean_ms)]
+        if len(free) >= FEWEST_FREE:
+            need_ms = min(need_ms, float(np.median(free)))
         if account.share("launch") >= MOSTLY_IDLE:
             need_ms = float(own[is_known].mean())
         elif need_ms > HELD_UP * mean_ms:
