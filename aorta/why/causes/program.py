@@ -5,7 +5,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from aorta.account.judge.cores import CoresHad
 from aorta.account.load.measures import num_local_ranks, usable_cores
@@ -126,9 +126,16 @@ def without_in_force(change: str, names: frozenset[str]) -> str:
     return "".join(kept).rstrip(",; ").removeprefix("or ") or NOTHING_LEFT
 
 
-def settings_text(effects: Mapping[str, str], judged: Run) -> str:
-    """'leave NCCL_P2P_DISABLE=1 out of the environment (set in train.py:9), where ...; ' of those set;
-    '' of none."""
+class SlowingSetting(NamedTuple):
+    text: str
+    """'NCCL_P2P_DISABLE=1'"""
+    at: str
+    """' (set in train.py:9)'; '' where no line of the program does."""
+    effect: str
+
+
+def settings_in_force(effects: Mapping[str, str], judged: Run) -> list[SlowingSetting]:
+    """Those of these environment variables that have the value under which a loss is larger."""
     environment, found = _environment(judged), []
     if judged.source == "host":
         environment = {name: value for name, value in environment.items() if not name.startswith("NCCL_")}
@@ -137,8 +144,17 @@ def settings_text(effects: Mapping[str, str], judged: Run) -> str:
         if environment.get(name, "").upper() == value:
             lines = [one.at.text for one in pieces_of_run(judged) if name in one.text]
             at = f" (set in {lines[0]})" if len({*lines}) == 1 else ""
-            found.append(f"leave {setting} out of the environment{at}, where nothing needs it: {effect}; ")
-    return "".join(found)
+            found.append(SlowingSetting(setting, at, effect))
+    return found
+
+
+def settings_text(effects: Mapping[str, str], judged: Run) -> str:
+    """'leave NCCL_P2P_DISABLE=1 out of the environment (set in train.py:9), where ...; ' of those set;
+    '' of none."""
+    return "".join(
+        f"leave {one.text} out of the environment{one.at}, where nothing needs it: {one.effect}; "
+        for one in settings_in_force(effects, judged)
+    )
 
 
 def blocks_launches(judged: Run) -> bool:

@@ -17,7 +17,7 @@ from aorta.account.judge.phases import evaluation_text, largest_beside_the_model
 from aorta.account.judge.profiles import DOING_WORDS, busiest, line_text, told_differences, told_steps
 from aorta.account.judge.sites import site_texts
 from aorta.account.judge.timed_steps import recorded_apart
-from aorta.account.load.measures import peak_text
+from aorta.account.load.measures import num_local_ranks, peak_text
 from aorta.account.model import Causes, Dataset, Run
 from aorta.account.numbers import byte_text, counted, number, percent, quantity
 from aorta.records.stacks import StackFrame
@@ -25,7 +25,9 @@ from aorta.timeline.statistics import MIN_STEPS
 from aorta.timeline.types import TRACE_SOURCES
 from aorta.traces.classify import kernel_class
 from aorta.why.causes.finding import CauseFinding
-from aorta.why.causes.program import program_of
+from aorta.why.causes.losses.parts import part_of_device
+from aorta.why.causes.program import program_of, settings_in_force
+from aorta.why.causes.rules import rules
 
 LARGE_LOSS = 0.15
 """Part of the step, from which on a cell is no small loss, though no cause takes it."""
@@ -135,11 +137,35 @@ def causes_text(causes: Causes, run: Run) -> str:
 
 
 def notes(causes: Causes, run: Run) -> list[str]:
-    """What cannot be told, the largest phase, evaluations, what no cause explains, what is in no step."""
+    """What cannot be told, settings that slow communication down, the largest phase, evaluations, what no
+    cause explains, what is in no step."""
     account = account_of(run)
     unexplained = _unexplained_text(causes, account.mean_step_ms) if causes.listed else ""
-    texts = (largest_text(run), evaluation_text(run), unexplained, _outside_text(account))
+    texts = (
+        *(_settings_text(causes, run), largest_text(run), evaluation_text(run)),
+        *(unexplained, _outside_text(account)),
+    )
     return [*causes.cannot_tell, *causes.no_loss, *(text for text in texts if text)]
+
+
+def _settings_text(causes: Causes, run: Run) -> str:
+    """Settings that slow communication down, which no cause names, with the rate that it reaches."""
+    account, told = account_of(run), " ".join(cause.change for cause in causes.listed)
+    settings = settings_in_force(rules()["transfer"].settings, run)
+    texts = [
+        f"{one.text} is in the environment{one.at}: {one.effect}." for one in settings if one.text not in told
+    ]
+    if not texts or account.comm_ms < WORTH_NOTING * account.mean_step_ms:
+        return ""
+    fastest = max(run.collective_rows, key=lambda row: row.busbw_gb_s or 0.0, default=None)
+    if fastest is not None and fastest.busbw_gb_s:
+        part, num = part_of_device(run), fastest.num_ranks or len(run.ranks)
+        rate = f"Calls of {fastest.op} move at up to {number(fastest.busbw_gb_s)} GB/s"
+        if part is not None and num <= min(num_local_ranks(run.noted), part.scale_up.domain_size):
+            rate += f"; the links of {part.title} carry {part.scale_up.gpu_bytes_per_s / 1e9:.0f}"
+        texts.append(f"{rate}.")
+    texts.append("What that costs was not measured: try without, where nothing needs it.")
+    return " ".join(texts)
 
 
 def _unexplained_text(causes: Causes, step: float) -> str:
@@ -233,6 +259,7 @@ def nothing_text(dataset: Dataset, causes: Causes) -> str:
         and not causes.leaves_cores
         and not are_few
         and not (causes.cannot_tell or is_large or is_lossy or is_large_phase or through_memory)
+        and not _settings_text(causes, dataset.first)
     )
     text = NOTHING if is_nothing else "No cause is named."
     lost = "; ".join(loss_texts(dataset, "the trace" if is_window(dataset) else "a step")).removesuffix(".")

@@ -7,7 +7,7 @@ import msgspec
 import pytest
 
 from aorta.account.judge.cores import CoresHad
-from aorta.account.judge.judged import judge
+from aorta.account.judge.judged import dataset, judge
 from aorta.account.load.open import load_run
 from aorta.records.schema import CallSite, CallSites
 from aorta.why.causes import program as program_module
@@ -25,6 +25,7 @@ from aorta.why.causes.program import (
 )
 from aorta.why.causes.rank import found_causes
 from aorta.why.causes.rules import rules
+from aorta.why.causes.text import notes, nothing_text
 from tests.records.run_folders import run_record
 from tests.why.causes.runs import MIB, Host, causes, run_of
 from tests.why.causes.stacks import COMMON, write_stacks
@@ -38,6 +39,7 @@ DDP = {
     "buffer_bytes": 3 * MIB,
     "site": "train.py:50",
 }
+H100 = "NVIDIA H100 80GB HBM3"
 ADAM = {"parameter_bytes": 4, "kind": "Adam", "foreach": None, "fused": None, "site": "train.py:60"}
 
 
@@ -208,6 +210,48 @@ def test_a_setting_that_slows_transfers_down_is_named_from_a_smaller_share_with_
             "leave NCCL_P2P_DISABLE=1 out of the environment (set in train.py:3), where"
         )
         assert any("64.0 MiB of all_reduce a step move at up to 8.4" in text for text in one.evidence)
+
+
+@pytest.mark.parametrize(
+    ("value", "hidden_ms", "device", "told"),
+    [
+        pytest.param("1", 8.0, H100, "; the links of NVIDIA H100 SXM 80 GB carry 450", id="hidden"),
+        pytest.param("1", 8.0, "NVIDIA H100 PCIe", "", id="links-not-known"),
+        pytest.param("0", 8.0, H100, None, id="not-set"),
+        pytest.param("1", 0.2, H100, None, id="hardly-communicates"),
+        pytest.param("1", 4.0, H100, None, id="in-the-cause-already"),
+    ],
+)
+def test_a_setting_that_slows_transfers_down_is_said_where_compute_hides_them(
+    tmp_path, value, hidden_ms, device, told
+):
+    """The last is half exposed, and a cause."""
+    path = tmp_path / "train.py"
+    path.write_text(f'import os\n\nos.environ["NCCL_P2P_DISABLE"] = "{value}"\n')
+    record = run_record(
+        2, program={"wrappers": [DDP | {"times": 1}]}, environment={"NCCL_P2P_DISABLE": value},
+        command=[str(path)], started_unix_ns=2**62,
+        devices=[{"kind": "cuda", "index": index, "name": device} for index in (0, 1)],
+    )  # fmt: skip
+
+    def make(rank, step, noise):
+        host = Host().work(36.0 * noise.gauss(1, 0.01))
+        size_ms = 8.0 if hidden_ms == 4.0 else hidden_ms
+        host = host.comm(size_ms, size=64 << 20, start=host.at - hidden_ms)
+        return host.idle(max(size_ms - hidden_ms, 0.0)), {"source": "kernels"}
+
+    judged = judge(load_run(run_of(tmp_path / "run", make, record), "run"))
+    found = found_causes(judged)
+    assert [one.kind for one in found.listed] == ["transfer"] * (hidden_ms == 4.0)
+    texts = [text for text in notes(found, judged) if "NCCL_P2P" in text]
+    assert len(texts) == (told is not None)
+    for text in texts:
+        assert re.sub(r"8\.(39|4\d)", "8.4", text) == (
+            "NCCL_P2P_DISABLE=1 is in the environment (set in train.py:3): GPUs of one machine send through"
+            f" host memory. Calls of all_reduce move at up to 8.4 GB/s{told}. What that costs was not"
+            " measured: try without, where nothing needs it."
+        )
+        assert not nothing_text(dataset("a", [judged]), found).startswith("Nothing worth changing")
 
 
 def test_objects_that_are_sent_in_every_step_are_named_with_what_to_send_instead(tmp_path):
