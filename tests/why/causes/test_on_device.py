@@ -1090,20 +1090,25 @@ def test_kernels_for_rows_that_begin_anywhere_are_known_by_name(kernel, found):
     assert [one for one in needless(kernels) if one[0] == "odd"] == of_it
 
 
-@pytest.mark.parametrize("others", [0, 10**9], ids=["large", "too-small-to-take-long"])
-def test_the_matrix_with_rows_that_begin_anywhere_is_known_from_the_optimizer(tmp_path, others):
+def of_odd_rows(tmp_path, others=0, **record):
+    """The cause of a run whose optimizer has a matrix of 50,257 rows, and others beside it."""
     kernel = "cutlass_75_tensorop_bf16_s1688gemm_bf16_128x128_tn_align1"
     sums = KernelSums(num_kernels=3, classes={"gemm": (27.0, 3)}, top=[(1, 27.0, 3)])
     optimizer = {"kind": "AdamW", "odd_shape": [50257, 64], "parameter_bytes": 4 * 50257 * 64 + others}
-    program = {"optimizers": [optimizer]}
     folder = run_of(
         tmp_path / "run",
         lambda rank, step, noise: (usual(noise), KERNELS | {"kernels": sums}),
-        run_record(2, program=program),
+        run_record(2, program={"optimizers": [optimizer]}, **record),
     )
     for rank in (0, 1):
         write_json(folder / kernels_name(rank), KernelNames(names=["", kernel]))
     (cause,) = (one for one in causes(judge(load_run(folder, "run"), 1)) if one.kind == "compute")
+    return cause
+
+
+@pytest.mark.parametrize("others", [0, 10**9], ids=["large", "too-small-to-take-long"])
+def test_the_matrix_with_rows_that_begin_anywhere_is_known_from_the_optimizer(tmp_path, others):
+    cause = of_odd_rows(tmp_path, others)
     if others:
         assert cause.subject == "3 products with rows that begin anywhere"
         assert cause.change.startswith("make the dimensions of what is multiplied multiples of 64")
@@ -1114,6 +1119,25 @@ def test_the_matrix_with_rows_that_begin_anywhere_is_known_from_the_optimizer(tm
     assert "of the matrices that are trained, one of 50,257 x 64 is the largest with such a dimension" in (
         cause.evidence
     )
+
+
+@pytest.mark.parametrize(
+    ("source", "told"),
+    [
+        pytest.param("class Words:\n    size: int = 50257\n", "Words(), train.py:2", id="a-field"),
+        pytest.param("WORDS, WIDTH = 50_257, 768\n", "train.py:1", id="with-underscores"),
+        pytest.param("net = Model(Config(words=50257))\n", "train.py:1", id="an-argument"),
+        pytest.param("\nnet = Model(Config(words=len(words)))\n", "train.py:2", id="no-number"),
+        pytest.param("net = Model(len(words), most=502570, rate=0.50257)\n", "", id="other-numbers"),
+        pytest.param("a = 50257\nb = 50257\nc = 50257\nd = 50257\n", "", id="in-many-lines"),
+    ],
+)  # fmt: skip
+def test_odd_rows_are_told_with_the_line_that_has_their_number(tmp_path, source, told):
+    """Or else with the one that makes the model's configuration."""
+    (tmp_path / "train.py").write_text(source)
+    cause = of_odd_rows(tmp_path, command=[str(tmp_path / "train.py")], started_unix_ns=2**62)
+    assert cause.subject.partition(" in ")[2] == told
+    assert cause.change.partition("): at ")[2] == told
 
 
 @pytest.mark.parametrize(

@@ -67,7 +67,7 @@ class CauseRule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     """The first that fits the run's stack."""
     made: dict[str, tuple[str, str]] = {}
     """By operation, origin or layer of a finding, or 'any' where it has no line: 'of a table made', and how a
-    piece of the source begins where that is, as a pattern."""
+    piece of the source begins where that is, as a pattern. length: of the rows that a finding is of."""
     settings: dict[str, str] = {}
     """Environment variables with a value ('NCCL_P2P_DISABLE=1') under which such a loss is larger, and what
     they do: said before the change."""
