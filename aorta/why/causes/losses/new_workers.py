@@ -67,7 +67,7 @@ def with_new_workers(judged: Run, parts: Parts, losses: list[CauseFinding]) -> l
         "op": "workers_new",
         "at": line and StackFrame(line.file, line.line, line.function, True),
         "own_ms": own_ms / len(left),
-        "beside_ms": (float(left.sum()) - own_ms) / len(left) or None,
+        "after_forks_ms": (float(left.sum()) - own_ms) / len(left) or None,
         "least_part": own_ms / float(left.sum()),
     }
     anew = CauseFinding(
