@@ -28,6 +28,7 @@ LONGEST = (
     "training/test_runs.py",
     "cli/test_endings.py",
     "record/test_recorder.py",
+    "record/test_loader_workers.py",
     "account/judge/test_compare.py",
     "training/parallel/test_forms_match_one_process.py",
     "training/test_command.py",

@@ -41,6 +41,8 @@ from aorta.records.workers import (
 )
 
 PERIOD_S = 0.09
+FIRST_PERIOD_S, NUM_FIRST = 0.03, 40
+"""Workers of short epochs have few samples: the first ones come faster."""
 CPU_SHARE, FIRST_CPU_S = 0.002, 0.01
 """Part of a core that sampling may take, and what the first samples may take beside it."""
 MANY = 15_000
@@ -317,7 +319,8 @@ class WorkerSampler:
 
     def _period_s(self) -> float:
         elapsed_s, cpu_s = time.monotonic() - self._began_s, time.thread_time()
-        period_s = max(PERIOD_S, elapsed_s / MANY)
+        first_s = FIRST_PERIOD_S if self._num_samples < NUM_FIRST else PERIOD_S
+        period_s = max(first_s, elapsed_s / MANY)
         if cpu_s > FIRST_CPU_S + CPU_SHARE * elapsed_s:
             period_s = max(period_s, 2 * cpu_s / max(self._num_samples, 1) / CPU_SHARE)
         return period_s
