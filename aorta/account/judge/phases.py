@@ -11,6 +11,7 @@ from aorta.account.cause import CodeLine
 from aorta.account.judge.cells import account_of, is_device_busy
 from aorta.account.judge.profiles import sampled_ranks
 from aorta.account.judge.stacks import Samples, heaviest, is_a_loss, is_a_wait, samples_of
+from aorta.account.judge.workers import loader_work
 from aorta.account.load.rank.phases import BYTES, PHASES, PREFIX, STEP
 from aorta.account.model import Run, once_of_run
 from aorta.account.numbers import counted, quantity
@@ -59,6 +60,8 @@ class PhaseRow:
     """None where too few samples are in it, or most of them in no line of the program."""
     bytes: float | None
     """The most that was seen allocated on a device, of judged steps and ranks; None where nobody looked."""
+    is_in_workers: bool = False
+    """The line is what workers of a loader do while the loop waits for them."""
 
     @property
     def title(self) -> str:
@@ -68,7 +71,10 @@ class PhaseRow:
     def at(self) -> str:
         """'fit(), a.py:45, waiting for the device'; '' where it has no line."""
         line = self.line
-        return "" if line is None else line.text + ", waiting for the device" * (line.doing == "waits")
+        if line is None:
+            return ""
+        waits = ", waiting for the device" * (line.doing == "waits")
+        return line.text + (", in workers" if self.is_in_workers else waits)
 
     @property
     def place(self) -> str:
@@ -201,6 +207,8 @@ def phases_of(judged: Run) -> list[PhaseRow]:
     if own is not None:
         moved = own * by_rank["forward"]
         by_rank["forward"], by_rank["rest"] = by_rank["forward"] - moved, by_rank["rest"] + moved
+    work = loader_work(judged)
+    of_workers = work.line if work is not None and work.is_limit else None
     return [
         PhaseRow(
             phase,
@@ -208,8 +216,9 @@ def phases_of(judged: Run) -> list[PhaseRow]:
             float(by_rank[phase].mean() / step_ms.mean()),
             by_rank[phase].tolist(),
             steps["step"].shape[1],
-            _line(samples, phase, own is not None, is_busy),
+            (phase == "data" and of_workers) or _line(samples, phase, own is not None, is_busy),
             _bytes(judged, phase),
+            phase == "data" and of_workers is not None,
         )
         for phase in PHASES
         if phase in by_rank and by_rank[phase].any()

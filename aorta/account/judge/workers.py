@@ -16,6 +16,10 @@ ENOUGH = 10
 """Samples of workers that fetch while the loop waits, or of those that do not."""
 
 
+LIMIT = 0.7
+"""Workers that fetch at the mean moment in which the loop waits, from which on they are what it waits for."""
+
+
 @dataclass(frozen=True, slots=True)
 class LoaderWork:
     """Parts of the workers' time while the loop waits for a batch."""
@@ -41,6 +45,11 @@ class LoaderWork:
     def num_fetching(self) -> float:
         """Workers, of the mean moment."""
         return self.fetches * self.num_workers
+
+    @property
+    def is_limit(self) -> bool:
+        """The loop waits for what workers fetch."""
+        return self.num_fetching >= LIMIT and len(self.stacks) >= ENOUGH
 
     def part_in(self, function: StackFrame) -> float:
         """Of what is fetched, that is in a function."""

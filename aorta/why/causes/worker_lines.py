@@ -7,7 +7,7 @@ import msgspec
 
 from aorta.account.cause import CodeLine
 from aorta.account.judge.stacks import MOST
-from aorta.account.judge.workers import ENOUGH, LoaderWork, loader_work
+from aorta.account.judge.workers import LIMIT, LoaderWork, loader_work
 from aorta.account.model import Run
 from aorta.account.numbers import counted, percent
 from aorta.records.stacks import StackFrame
@@ -15,16 +15,14 @@ from aorta.why.causes.finding import CauseFinding
 from aorta.why.causes.rules import instead_of
 from aorta.why.causes.source import Piece, pieces_of_run
 
-LIMIT = 0.7
-"""Workers that fetch at the mean moment in which the loop waits, from which on they are what it waits for."""
 FREE = 0.3
-"""The same up to which it waits for something else."""
+"""Workers that fetch at the mean moment in which the loop waits, up to which it waits for something else."""
 UNEVEN, SEVERAL = 0.5, 3
 """Part of their time up to which so many workers fetch, where a batch takes long and the others wait."""
 READY = 0.3
 """Of what they fetch, from which on cores are what they lack."""
-GENERAL = ("torch", "python")
-"""Packages whose functions tell less than those that call them."""
+GENERAL = ("torch", "python", "")
+"""Packages whose functions tell less than those that call them; '' of functions without frames."""
 GENERATORS = re.compile(r"(?:\w+\.)*(?:default_rng|Generator|RandomState|Random|SystemRandom)\(")
 """Calls that make a generator of the program's own, whose state nobody looks at."""
 
@@ -45,25 +43,29 @@ def told_by_workers(finding: CauseFinding, judged: Run, stack: frozenset[str]) -
     work = loader_work(judged, finding.rank if len(judged.ranks) > 1 else None)
     if work is None:
         return None
-    who, fetches = f"the loader's {counted(work.num_workers, 'worker')}", percent(work.fetches)
-    text = f"{who} make batches in {fetches} of the time in which the loop waits for one"
+    make = f"{work.num_workers:,} workers make" if work.num_workers > 1 else "only worker makes"
+    text = (
+        f"the loader's {make} batches in {percent(work.fetches)} of the time in which the loop waits for one"
+    )
     if work.num_fetching < FREE:
         is_handing = work.hands_over * work.num_workers >= LIMIT
-        does = f"pickle or send one in {percent(work.hands_over)}" if is_handing else "have nothing to do"
-        evidence = [f"{text}, and {does if is_handing else f'{does} in {percent(work.waits)}'}"]
+        does = "pickling or sending one" if is_handing else "waiting for work"
+        evidence = [f"{text}, {does} in {percent(work.hands_over if is_handing else work.waits)}"]
         return WorkersTold("handing" if is_handing else "idle", None, {}, evidence)
-    if work.num_fetching < LIMIT or len(work.stacks) < ENOUGH:
+    if not work.is_limit:
         return None
     pieces = pieces_of_run(judged)
     function, made = _function(work, pieces)
     line = work.line or made
     samples = f"({counted(len(work.stacks), 'sample')})"
-    evidence = [f"{text}{_most_of_it(work, function)} {samples}"]
+    evidence = [f"{text}{_most_of_it(work, function, made)} {samples}"]
     if work.lacks_cores >= READY:
         evidence.append(f"in {percent(work.lacks_cores)} of that they could run and have no core")
     elif work.sleeps >= MOST:
         evidence.append(f"in {percent(work.sleeps)} of that they wait: for files, for others, for a lock")
-    what = function.text if function is not None else "__getitem__" if line is None else line.text
+    is_special = function is not None and (line is None or function.file not in GENERAL)
+    what = "__getitem__" if line is None else line.text
+    what = function.text if function is not None and is_special else what
     facts = {"at_line": "" if line is None or what == line.text else f": at {line.text}"}
     facts |= {} if line is None else {"line": line.text}
     functions = [*([] if function is None else [function]), *reversed(work.functions)]
@@ -95,11 +97,12 @@ def _kept(what: str, draws: bool | None) -> str:
     )
 
 
-def _most_of_it(work: LoaderWork, function: StackFrame | None) -> str:
+def _most_of_it(work: LoaderWork, function: StackFrame | None, made: CodeLine | None) -> str:
     """'; 83 % of that is in Walk.forward of graphs, called from Rows.get(), data.py:31'"""
     line = work.line
     if function is not None:
-        called = "" if line is None else f", called from {line.text}"
+        called = f", named in {made.text}" if made is not None else ""
+        called = called if line is None else f", called from {line.text}"
         return f"; {percent(work.part_in(function))} of that is in {function.text}{called}"
     if line is None:
         return "; most of that is in no single function"

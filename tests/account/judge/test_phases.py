@@ -7,6 +7,7 @@ import pytest
 from aorta.account.judge.phases import evaluation_text, growth_text, largest_text, phases_of
 from aorta.account.load.rank.phases import BYTES, PREFIX, STEP
 from aorta.records.stacks import StackFrame
+from aorta.records.workers import AWAITED, WORKER_STATES, WorkerChunk, WorkerSample
 from tests.account.judge.sampled_runs import AUGMENT, ENGINE, MAIN, MODEL, TRAINER, sampled, sampled_dataset
 from tests.records import plain_records
 
@@ -32,6 +33,21 @@ def test_phases_add_up_to_the_step_and_are_in_its_order():
     assert rows[2].by_rank_ms == [8.0, 16.0]
     assert rows[2].share == pytest.approx(0.3)
     assert {row.num_steps for row in rows} == {10}
+
+
+@pytest.mark.parametrize(
+    ("state", "place"),
+    [("fetches", "get(), rows.py:9, in workers"), ("waits", "")],
+)
+def test_loading_is_in_the_line_of_workers_that_it_waits_for(state, place):
+    def workers(rank):
+        sample = WorkerSample(WORKER_STATES.index(state), AWAITED, 0, 0, 1_000_000, 20)
+        frames = [StackFrame("/data/rows.py", 9, "get", True)]
+        return [WorkerChunk(num_workers=2, frames=frames, nodes=[(-1, 0)], samples=[sample])]
+
+    stacks = sampled(*((step, 10_000, "runs", MAIN, AUGMENT) for step in range(2, 12)))
+    (row, *_) = phases_of(msgspec.structs.replace(judged_with(stacks, data=16.0), workers=workers))
+    assert (row.phase, row.at) == ("data", place)
 
 
 def test_the_largest_phase_is_said_with_its_line():

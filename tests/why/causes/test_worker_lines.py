@@ -1,5 +1,7 @@
 """Causes of data loading name the work of the workers, or say that workers are not what a loop waits for."""
 
+import os
+
 import msgspec
 import pytest
 
@@ -59,9 +61,11 @@ def write_workers(folder, *samples, num_workers=6, rank=0, draws=False, dataset=
         file.write(b"".join(lines))
 
 
-def folder_with(tmp_path, *samples, modes=None, make=slow_loader, **told):
+def folder_with(tmp_path, *samples, modes=None, make=slow_loader, script=None, **told):
     loader = LOADER | {"num_workers": told.get("num_workers", 6)}
     run = msgspec.structs.replace(run_record(2), program={"loaders": [loader], "modes": modes or {}})
+    if script is not None:
+        run = msgspec.structs.replace(run, command=[str(script)], started_unix_ns=10**18)
     folder = run_of(tmp_path / "run", make, run)
     for rank in (0, 1):
         write_stacks(folder, rank, COMMON, ("getitem", "data", "sleeps", 9.0))
@@ -113,6 +117,16 @@ def test_the_programs_own_line_is_named_with_its_caller(tmp_path):
     assert first.change.count("Rows.turn(), rows.py:9") == 1
 
 
+def test_a_line_that_makes_what_workers_call_is_named(tmp_path):
+    script = tmp_path / "train.py"
+    script.write_text("import graphs\n\nrows = Rows(turn=graphs.Walk(3))\n")
+    os.utime(script, (1, 1))
+    folder = folder_with(tmp_path, ("fetches", 0.9, [CALL, WALK, PRODUCT]), ("waits", 0.1, []), script=script)
+    first, evidence = first_of(folder)
+    assert "in Walk.forward of graphs, named in train.py:3" in evidence
+    assert first.line.text == "train.py:3"
+
+
 def test_what_to_do_instead_of_a_known_function_is_said(tmp_path):
     samples = ("fetches", 0.9, [GET, LOAD]), ("waits", 0.1, [])
     first, _ = first_of(folder_with(tmp_path, *samples))
@@ -131,13 +145,13 @@ def test_where_no_core_is_free_more_workers_are_not_offered(tmp_path):
         pytest.param(
             [("fetches", 0.03, [GET]), ("waits", 0.97, [])],
             "leave num_workers=6 at train.py:41",
-            "have nothing to do in 97 %",
+            "waiting for work in 97 %",
             id="idle",
         ),
         pytest.param(
             [("fetches", 0.03, [GET]), ("waits", 0.57, []), ("hands_over", 0.4, [])],
             "put a batch together in the worker: at train.py:41",
-            "pickle or send one in 40 %",
+            "pickling or sending one in 40 %",
             id="handing-over",
         ),
         pytest.param(
