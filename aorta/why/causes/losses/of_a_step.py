@@ -184,6 +184,7 @@ def findings(
     losses = _one_of_small_units(judged, losses, details)
     losses = _one_of_a_program(judged, losses)
     losses = _one_of_a_line(judged, losses)
+    _leave_to_rows(losses)
     _tell_of_cupti(judged, losses)
     losses += clocks(judged, parts)
     for finding, is_retry in retries(judged, step_ms):
@@ -586,6 +587,15 @@ def _one_of_small_units(
         facts |= {"origin": "bucket", "things": "buckets", "buckets": str(units.num), "wrapper": DDP}
     merged = CauseFinding("small_units", ms, together(small), facts=facts)
     return [merged, *(finding for finding in losses if finding not in small)]
+
+
+def _leave_to_rows(losses: list[CauseFinding]) -> None:
+    """An optimizer that goes through rows of tables that are not looked up goes through fewer, or is fused:
+    of both the larger is told."""
+    rows = next((one for one in losses if one.facts.get("rows_part")), None)
+    for finding in losses:
+        if rows is not None and finding.kind == "optimizer" and rows.mean_ms >= finding.mean_ms:
+            finding.shorten(1 - rows.facts["rows_part"])
 
 
 def _one_of_small_messages(
