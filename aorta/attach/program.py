@@ -186,6 +186,8 @@ class ProgramNotes:
             **_cores(),
             "threads_at": _line_with("set_num_threads(", [*sys.modules.values()]),
         }
+        if self._modes.get("num_cores_around"):
+            self._modes["bound_at"] = _line_with("sched_setaffinity(", [*sys.modules.values()])
         if self._modes["anomaly_detection"]:
             self._modes["anomaly_at"] = _line_with("detect_anomaly(", [*sys.modules.values()])
         if hooks:
@@ -282,16 +284,20 @@ def _slowed_by(torch: Any) -> dict[str, tuple[str, int] | None]:
 def _cores() -> dict[str, Any]:
     """That the process may use, by its mask and its container's quota, and of these whole ones, of which a
     processor may show each as two; whether it has the mask of the process that started it, and with it the
-    cores of the ranks beside it. None where nobody tells."""
+    cores of the ranks beside it; and where it is bound to some of that one's cores, how many these are. None
+    where nobody tells."""
     if not hasattr(os, "sched_getaffinity"):
         return {"num_cores": os.cpu_count(), "num_whole_cores": None, "shares_cores": None}
     mask, limit = os.sched_getaffinity(0), _quota()
-    whole, shares = None, None
+    whole, shares, around = None, None, None
     with suppress(OSError):
         whole = min(len({Path(SIBLINGS.format(cpu)).read_text() for cpu in mask}), limit)
     with suppress(OSError):
-        shares = os.sched_getaffinity(os.getppid()) == mask
-    return {"num_cores": min(len(mask), limit), "num_whole_cores": whole, "shares_cores": shares}
+        of_parent = os.sched_getaffinity(os.getppid())
+        shares = of_parent == mask
+        around = min(len(of_parent), limit) if of_parent > mask else None
+    cores = {"num_cores": min(len(mask), limit), "num_whole_cores": whole, "shares_cores": shares}
+    return cores | ({"num_cores_around": around} if around else {})
 
 
 def _is_monitored() -> bool:

@@ -81,6 +81,18 @@ def test_batches_and_epochs_tell_the_loader_that_the_loop_reads(notes):
     assert [(row["num_batches"], row["num_epochs"]) for row in described] == [(6, 2), (0, 0)]
 
 
+@pytest.mark.parametrize(
+    ("own", "of_parent", "around"), [({0}, {0, 1}, 2), ({0, 1}, {0, 1}, None), ({2}, {0}, None)]
+)
+def test_a_process_that_is_bound_to_some_cores_tells_how_many_there_are(
+    monkeypatch, notes, own, of_parent, around
+):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda number: of_parent if number else own)
+    monkeypatch.setattr(program, "_quota", lambda: 8)
+    notes.read_modes(torch)
+    assert notes.described()["modes"].get("num_cores_around") == around
+
+
 @pytest.mark.heavy
 def test_a_run_that_is_killed_has_told_what_the_program_made(tmp_path):
     (tmp_path / "train.py").write_text(KILLED)

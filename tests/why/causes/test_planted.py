@@ -732,6 +732,31 @@ def test_cores_that_one_process_leaves_out_are_a_cause_though_it_says_so(tmp_pat
     assert "Nothing worth changing" not in nothing_text(single, told)
 
 
+@pytest.mark.parametrize(
+    ("around", "world_size", "ms"),
+    [
+        pytest.param(4, 1, 0.7 * 0.75 * 30, id="to-one-of-four"),
+        pytest.param(4, 2, None, id="as-ranks-are"),
+        pytest.param(1, 1, None, id="to-all"),
+        pytest.param(None, 1, None, id="nobody-tells"),
+    ],
+)
+def test_a_process_alone_that_is_bound_to_few_cores_is_told_to_use_all(tmp_path, around, world_size, ms):
+    modes = {"num_threads": 1, "num_cores": 1, "num_cores_around": around, "bound_at": (TRAIN, 2)}
+    run = run_record(world_size, work=WorkOfStep(flops=1.0, lines=[]), program={"modes": modes})
+
+    def make(rank, step, noise):
+        return Host().work(30.0 * noise.gauss(1, 0.01)), {"world_size": world_size}
+
+    named = causes(judge(load_run(run_of(tmp_path / "run", make, run, width=world_size), "run")))
+    assert [(cause.ms, cause.limit) for cause in named] == (
+        [] if ms is None else [(pytest.approx(ms, rel=0.01), "at most")]
+    )
+    for cause in named:
+        assert cause.subject == "3 cores that the process is bound away from in train.py:2"
+        assert "let the process use all 4 cores" in cause.change
+
+
 def test_a_loop_between_the_model_and_its_loss_costs_what_was_timed(tmp_path):
     run = run_record(2, loss_loop=LossLoop(operators=120, ms=6.0))
     (cause,) = found(tmp_path / "run", lambda rank, step, noise: plain(noise), run)

@@ -752,6 +752,29 @@ def idle_cores(judged: Run, account: Account) -> Iterator[CauseFinding]:
     yield CauseFinding("compute", part * work_ms, TAKES, facts=facts)
 
 
+def bound_cores(judged: Run, account: Account) -> Iterator[CauseFinding]:
+    """What threads on the cores save at most that a process alone, and not what started it, is bound away
+    from."""
+    record, modes = judged.noted, noted_modes(judged.noted)
+    cores, around = modes.get("num_cores") or 0, modes.get("num_cores_around") or 0
+    if account.on_device or record.work is None or record.world_size > 1 or cores > MOST_USED * around:
+        return
+    work_ms = work_ms_of(account)
+    operators_ms = SMALL_CALL_MS * sum(line.operators for line in record.work.lines)
+    part = THREADS_SAVE * (1 - cores / around) * max(1 - operators_ms / float(work_ms.mean()), 0.0)
+    at = modes.get("bound_at")
+    facts: dict[str, object] = {
+        "op": "bound",
+        "what": f"{counted(around - cores, 'core')} that the process is bound away from",
+        "at": None if at is None else StackFrame(at[0], at[1], "<module>", True),
+        "around": f"{around}",
+        "bound_to": f"{cores}",
+        "is_most": True,
+        "not_known": "what others use of these cores",
+    }
+    yield CauseFinding("compute", part * work_ms, TAKES, facts=facts)
+
+
 def _unread_rows(
     judged: Run, account: Account, work: WorkOfStep, written_ms: Floats, optimizer_ms: Floats
 ) -> Iterator[CauseFinding]:

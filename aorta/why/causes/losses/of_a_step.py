@@ -29,6 +29,7 @@ from aorta.why.causes.losses.hooks import code_in_hooks
 from aorta.why.causes.losses.host_needs import within_host_needs
 from aorta.why.causes.losses.needless import (
     MANY_CALLS,
+    bound_cores,
     idle_cores,
     lines_text,
     loop_of,
@@ -148,7 +149,7 @@ def findings(
         losses += unbalanced_stages(judged, parts, exposed)
         losses += transfer(judged, parts, exposed, details)
     losses += given_back(judged, parts)
-    for find in (loss_loop, needless_work, idle_cores):
+    for find in (loss_loop, needless_work, idle_cores, bound_cores):
         losses += find(judged, account)
     losses = [*within_host_needs(judged, account, losses)]
     losses += code_in_passes(judged, account, losses)
