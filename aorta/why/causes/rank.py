@@ -102,6 +102,9 @@ one calls the other: who leaves its messages out leaves out what prepares them."
 FEW_STEPS_FACTOR = 2
 """Where the steps of a run are too few for an interval, a loss must be this much larger. A trace is of few
 steps, and what was asked for."""
+OF_EXTREMES = 6
+"""Independent values hold their median between the least and the largest of them 31 times of 32: enough for
+sums of several passes a step, which are alike."""
 NEARLY_ALL = 0.8
 """Of the steps, or of a loss."""
 MOSTLY = 0.7
@@ -684,6 +687,9 @@ def worth(finding: CauseFinding, global_step: NDArray[np.int64]) -> Worth:
         low, high = (mean - slow_ms + edge for edge in interval)
         return Worth(mean, (low, high), is_rare=True, occasions=slow_steps, lasts=True)
     estimated = estimate(values[None, :], "mean")
+    if estimated is None and finding.facts.get("origin") == "accumulated" and len(finite) >= OF_EXTREMES:
+        extremes = float(finite.min()), float(finite.max())
+        return Worth(mean, extremes, "", is_rare, lasts=finding.is_sure)
     if estimated is None:
         few = f"too few judged steps for an interval: {len(finite)} of {MIN_STEPS}"
         return Worth(mean, None, few, is_rare, lasts=finding.is_sure)

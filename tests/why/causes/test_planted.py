@@ -328,6 +328,32 @@ def test_the_same_bucket_reduced_three_times_is_named_with_two_thirds_of_it(tmp_
     assert "no_sync()" in first.change
 
 
+@pytest.mark.parametrize(("passes", "steps"), [(3, 20), (3, 9), (3, 7), (1, 20)])
+def test_reductions_beside_a_backward_pass_on_a_cpu_take_its_cores(tmp_path, passes, steps):
+    """Of 5 ms each reduction has 1 alone: of two in three 2 ms are sure, 10 may go, and what copies take."""
+
+    def each_pass(rank, step, noise):
+        host = Host()
+        for _ in range(passes):
+            host.work(12.0 * noise.gauss(1, 0.005))
+            host.comm(5.0, start=host.at - 4.0, module=0).idle(1.0)
+        return host, {"modules": ["bucket 0: head.weight"]}
+
+    causes_of = causes(judge(load_run(run_of(tmp_path / "run", each_pass, steps=steps), "run")))
+    told = [one for one in causes_of if "gradients, reduced" in one.subject]
+    if passes == 1:
+        assert told == []
+        return
+    [cause] = told
+    assert cause.subject.startswith(
+        "exposed transfer: gradients, reduced 3 times for one update (all_reduce)"
+    )
+    assert cause.ms == pytest.approx(2.0 + 8.0 / 2, rel=0.1)
+    assert cause.interval_ms[0] == pytest.approx(2.0 * math.exp(-0.3), rel=0.1)
+    assert cause.interval_ms[1] > 10.0
+    assert any("it has 3 passes of 13.0 ms" in text for text in cause.evidence)
+
+
 @pytest.mark.parametrize(("dtype", "ms"), [("bfloat16", 2.0), ("float32", None)])
 def test_gradients_wider_than_parameters_cost_the_transfer_of_the_bytes_beyond(tmp_path, dtype, ms):
     """4 ms of float32 stick out; 2 % of the parameters are norms in float32."""

@@ -24,7 +24,7 @@ from aorta.timeline.matching import UNKNOWN_OP
 from aorta.timeline.types import TRACE_SOURCES
 from aorta.why.causes.code_lines import beside_calls_ms, is_behind_backward
 from aorta.why.causes.finding import WAIT, CauseFinding, Floats
-from aorta.why.causes.losses.parts import Parts
+from aorta.why.causes.losses.parts import CPU_BYTES_PER_S, Parts
 from aorta.why.causes.losses.units import (
     UNIT_OPS,
     Units,
@@ -37,6 +37,7 @@ from aorta.why.causes.program import (
     FLOATS,
     bytes_of_optimizers,
     is_one_unit,
+    noted_modes,
     noted_program,
     num_parameters,
     num_units,
@@ -80,6 +81,8 @@ UNHIDDEN = 0.05
 """Hidden part of an operation, below which nothing hides it."""
 MOST_OF_THEM = 1.5
 """Small calls of an operation over its buckets, below which they are mostly these."""
+PASSES_OF_BUCKETS = 4
+"""Gradients are read and written on their way into a bucket, and on their way back."""
 QUEUED_RATIO = 4
 """Bytes of the call in front over those of the call that waits behind it."""
 
@@ -150,6 +153,14 @@ def transfer(judged: Run, parts: Parts, exposed: Exposed, details: Exposure | No
             finding = _repeated(shares[op] * transfer_ms, shares[op] * in_turn, repeats)
             finding.facts |= {**_facts_of(judged, parts, exposed, details, op), **finding.facts}
             left = left * (1 - shares[op] * (1 - 1 / repeats))
+            finding.facts |= {
+                "what": f"gradients, reduced {repeats} times for one update ({op})",
+                "pass_ms": parts.account.mean_step_ms / repeats
+                if details and details.num_updates == 1
+                else None,
+            }
+            if judged.source == "host":
+                _take_what_hides(finding, judged, op, repeats)
             yield finding
     for op, wide in (details.wide if details else {}).items():
         if op not in shares:
@@ -268,6 +279,28 @@ def _repeated(transfer_ms: Floats, in_turn_ms: Floats, repeats: int) -> CauseFin
         {("transfer", "communication"): part, WAIT: 1 - part},
         facts={"origin": "accumulated", "repeats": repeats, "is_proven": True},
     )
+
+
+def _take_what_hides(finding: CauseFinding, judged: Run, op: str, repeats: int) -> None:
+    """On a CPU what is hidden takes cores and bandwidth of the backward pass: between nothing and all of its
+    time goes as well, and half is told. Copies into buckets and back are at most more."""
+    all_ms, bare_ms = (judged.mean_of(of_operation(name, op)) or 0.0 for name in ("comm_ms", "exposed_ms"))
+    needless, sure_ms = 1 - 1 / repeats, finding.mean_ms
+    hidden_ms = max(all_ms - bare_ms, 0.0) * needless
+    if not sure_ms > 0 or not hidden_ms > 0:
+        return
+    told_ms = sure_ms + hidden_ms / 2
+    finding.ms = finding.ms * (told_ms / sure_ms)
+    finding.takes = {cells: part * sure_ms / told_ms for cells, part in finding.takes.items()}
+    finding.takes["hidden", "compute"] = 1 - sure_ms / told_ms
+    finding.more_ms = hidden_ms / 2
+    finding.facts |= {"hidden_ms": hidden_ms, "least_part": sure_ms / told_ms}
+    if "bucket_view" not in program_of(judged.noted)[0] and op == "all_reduce":
+        threads = noted_modes(judged.noted).get("num_threads") or 1
+        moved_bytes = needless * (judged.mean_of(of_operation("bytes", op)) or 0.0)
+        copied_ms = PASSES_OF_BUCKETS * moved_bytes / (threads * CPU_BYTES_PER_S) * 1e3
+        finding.more_ms += copied_ms
+        finding.facts["copied_ms"] = copied_ms or None
 
 
 def _in_turn(exposed: Exposed) -> Floats:
