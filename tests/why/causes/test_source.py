@@ -142,9 +142,20 @@ def test_the_line_that_runs_is_not_told_again(tmp_path):
     assert made_in(pieces(tmp_path), "bubble", "any", at(tmp_path, 41, "main")) == ""
 
 
-def test_a_sampler_deals_to_ranks_without_naming_them(tmp_path):
-    program = "from torch.utils.data import DistributedSampler\nsampler = DistributedSampler(rows)\n"
-    assert made_in(pieces(tmp_path, train=program), "imbalance", "batches", None) == "train.py:2"
+@pytest.mark.parametrize(
+    ("line", "deals"),
+    [
+        ("sampler = DistributedSampler(rows)", True),
+        ("own = list(range(rank * share, (rank + 1) * share))", True),
+        ("own = [rows[i] for i in range(dist.get_rank(), len(rows), world)]", True),
+        ("later = [*range(rank + 1, 9)]", False),
+        ("both = zip(range(2, 9), [rank])", False),
+    ],
+)
+@pytest.mark.parametrize(("kind", "key"), [("imbalance", "batches"), ("late_rank", "works")])
+def test_a_part_of_the_rows_is_dealt_out(tmp_path, kind, key, line, deals):
+    program = f"from torch.utils.data import DistributedSampler\n{line}\n"
+    assert made_in(pieces(tmp_path, train=program), kind, key, None) == ("train.py:2" if deals else "")
 
 
 def test_lines_that_ask_for_fp64(tmp_path):
