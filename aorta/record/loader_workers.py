@@ -47,16 +47,20 @@ CPU_SHARE, FIRST_CPU_S = 0.002, 0.01
 """Part of a core that sampling may take, and what the first samples may take beside it."""
 MANY = 15_000
 """Samples after which they come more rarely the longer the worker lives."""
-SOON_S, HANDED_ON_S = (0.001, 0.012), 0.0002
+SOON_S, HANDED_ON_S = (0.001, 0.012), 0.00002
 """Time before a sample in which threads of the worker ask for the interpreter's lock after so long."""
-FEW_THREADS = 3
-"""The worker's, its feeder and the one that samples: with others in it the lock is left as it is."""
-PROBE_S, RUNNING = 0.0005, 0.3
+FEW_THREADS = 4
+"""The worker's, the one that samples, and two by which multiprocessing hands batches over: with others in it
+the lock is left as it is."""
+LATE_S, MOST_PROBES = 0.0003, 4
+"""By which a sample comes late that shows where the lock was let go of; another is tried, so many times."""
+PROBE_S, RUNNING = (0.0003, 0.001), 0.3
 """Time over which the CPU clock tells whether the worker runs, and the part of it on a core."""
 LONGEST_S = 1.0
 """Time that one sample may stand for."""
-FIRST_FLUSH_S, FLUSH_S, FLUSH_PART = 1.0, 5.0, 0.02
-"""Time to the first line, and between others: of a long life this part."""
+FIRST_FLUSH_S, FLUSH_S, FIRST_PART, FLUSH_PART = 1.0, 5.0, 0.2, 0.02
+"""Time to the first line, and between others: of a short life the first part up to FLUSH_S, of a long one the
+second. A worker whose iterator lives until the program ends is killed, and loses what came since a line."""
 ENDS_WITHIN_S = 0.5
 MOST_BYTES = 16 << 20
 """Of the file of a rank."""
@@ -287,7 +291,7 @@ class WorkerSampler:
                 self._sample(min(now_s - last_s, LONGEST_S))
                 last_s = now_s
                 elapsed_s = now_s - self._began_s
-                every_s = max(FLUSH_S, FLUSH_PART * elapsed_s) if self._num_lines else FIRST_FLUSH_S
+                every_s = max(FIRST_FLUSH_S, min(FIRST_PART * elapsed_s, FLUSH_S), FLUSH_PART * elapsed_s)
                 if now_s - flushed_s >= every_s:
                     flushed_s = now_s
                     goes_on = self._flush()
@@ -370,9 +374,14 @@ class WorkerSampler:
         if sys.platform != "linux":
             return
         clock = ~self._number << 3 | 6  # which pthread_getcpuclockid makes, too
-        before_ns, began_ns = time.clock_gettime_ns(clock), time.monotonic_ns()
-        time.sleep(PROBE_S)
-        ran_ns, length_ns = time.clock_gettime_ns(clock) - before_ns, time.monotonic_ns() - began_ns
+        ran_ns = length_ns = 0
+        for _ in range(MOST_PROBES):
+            probe_s = self._random.uniform(*PROBE_S)
+            before_ns, began_ns = time.clock_gettime_ns(clock), time.monotonic_ns()
+            time.sleep(probe_s)
+            ran_ns, length_ns = time.clock_gettime_ns(clock) - before_ns, time.monotonic_ns() - began_ns
+            if length_ns <= 1e9 * (probe_s + LATE_S):
+                break
         text = b"" if self._stat < 0 else os.pread(self._stat, 256, 0)
         is_ready = text.rpartition(b") ")[2][:1] == b"R"
         self._doing = _RUNS if ran_ns >= RUNNING * length_ns else _READY if is_ready else _SLEEPS

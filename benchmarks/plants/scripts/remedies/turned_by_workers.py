@@ -19,7 +19,7 @@ class Rows(Dataset):
         return 32 * 100
 
     def turned(self, row):
-        for _ in range(24):
+        for _ in range(500):
             row = [0.8 * one + 0.6 * other for one, other in zip(row, row[::-1], strict=True)]
         return torch.tensor(row)
 
