@@ -151,7 +151,7 @@ def memory_limit_bytes(run: RunRecord) -> float | None:
 
 def num_local_ranks(run: RunRecord) -> int:
     """Ranks on a machine: as its launcher said, or one for each GPU, or all."""
-    told = _modes(run).get("num_local_ranks")
+    told = noted_modes(run).get("num_local_ranks")
     devices = sum(row.get("kind") in GPU_KINDS for row in run.devices)
     return int(told) if _is_count(told) else max(min(run.world_size, devices or run.world_size), 1)
 
@@ -169,7 +169,7 @@ class UsableCores(NamedTuple):
 def usable_cores(run: RunRecord) -> UsableCores | None:
     """None where nobody counted them. Ranks that are bound to cores have masks of their own, of which one is
     known."""
-    modes = _modes(run)
+    modes = noted_modes(run)
     num = modes.get("num_cores")
     if not _is_count(num):
         return None
@@ -181,9 +181,14 @@ def usable_cores(run: RunRecord) -> UsableCores | None:
     return UsableCores(int(num), num_ranks, max(num - idle - own * num_ranks, 0.0))
 
 
-def _modes(run: RunRecord) -> Mapping[str, Any]:
-    """Settings of the process, which may be anybody's."""
-    modes = (run.program or {}).get("modes")
+def noted_program(run: RunRecord) -> Mapping[str, Any]:
+    """What was read of the program in its process; nothing where nobody watched."""
+    return run.program or {}
+
+
+def noted_modes(run: RunRecord) -> Mapping[str, Any]:
+    """Settings of torch and Python in the process, of these; nothing where nobody watched."""
+    modes = noted_program(run).get("modes")
     return modes if isinstance(modes, Mapping) else {}
 
 

@@ -24,6 +24,7 @@ from aorta.account.judge.stacks import (
     samples_of,
     samples_of_ranks,
 )
+from aorta.account.load.measures import noted_program
 from aorta.account.model import Run
 from aorta.account.numbers import often, quantity
 from aorta.records.stacks import StackFrame, StackPhase
@@ -36,7 +37,7 @@ from aorta.why.causes.losses.program_code import (
     lines_of_spans,
     of_group,
 )
-from aorta.why.causes.program import noted_program, program_of
+from aorta.why.causes.program import program_of
 
 FEWEST = 3
 """Samples that show a loss."""

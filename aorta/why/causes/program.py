@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from aorta.account.judge.cores import CoresHad
-from aorta.account.load.measures import num_local_ranks, usable_cores
+from aorta.account.load.measures import noted_modes, noted_program, num_local_ranks, usable_cores
 from aorta.account.load.rank.kernels import NAME_TIME
 from aorta.account.metrics import operations
 from aorta.account.model import Run
@@ -164,17 +164,6 @@ def blocks_launches(judged: Run) -> bool:
 
 def _environment(judged: Run) -> Mapping[str, str]:
     return judged.noted.environment
-
-
-def noted_program(run: RunRecord) -> Mapping[str, Any]:
-    """What was read of the program in its process; nothing where nobody watched."""
-    return run.program or {}
-
-
-def noted_modes(run: RunRecord) -> Mapping[str, Any]:
-    """Settings of torch and Python in the process, of these; nothing where nobody watched."""
-    modes = noted_program(run).get("modes")
-    return modes if isinstance(modes, Mapping) else {}
 
 
 def program_of(run: RunRecord) -> tuple[frozenset[str], dict[str, str]]:

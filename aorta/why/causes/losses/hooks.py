@@ -16,6 +16,7 @@ from aorta.account.judge.stacks import (
     samples_of_ranks,
     timed_samples_of,
 )
+from aorta.account.load.measures import noted_modes, noted_program
 from aorta.account.model import Run
 from aorta.account.rows import positive
 from aorta.records.stacks import StackFrame
@@ -32,7 +33,6 @@ from aorta.why.causes.losses.program_code import (
 )
 from aorta.why.causes.losses.seen import Seen
 from aorta.why.causes.losses.transfer import best_busbw
-from aorta.why.causes.program import noted_modes, noted_program
 
 TRAINS = "training_step"
 """What Lightning calls for the loss, within the optimizer's step: operators there may be the model's."""

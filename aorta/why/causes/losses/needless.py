@@ -18,7 +18,7 @@ import numpy as np
 from aorta.account.judge.cells import Account
 from aorta.account.judge.cores import cores_had
 from aorta.account.judge.stacks import sampled, sampled_ms, samples_of_ranks
-from aorta.account.load.measures import memory_limit_bytes
+from aorta.account.load.measures import memory_limit_bytes, noted_modes, noted_program
 from aorta.account.load.rank.kernels import NAME_COUNT, NAME_TIME, TIME
 from aorta.account.load.rank.phases import PREFIX
 from aorta.account.metrics import of_operation, operations
@@ -39,7 +39,7 @@ from aorta.why.causes.losses.parts import (
     part_of_device,
     work_ms_of,
 )
-from aorta.why.causes.program import noted_modes, noted_program, part_of_optimizers, program_of
+from aorta.why.causes.program import part_of_optimizers, program_of
 from aorta.why.causes.source import pieces_of_run
 
 TAKES: dict[tuple[str, ...], float] = {WORK: 1.0}

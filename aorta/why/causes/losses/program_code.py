@@ -36,6 +36,7 @@ from aorta.account.judge.stacks import (
     samples_of_ranks,
     timed_samples_of,
 )
+from aorta.account.load.measures import noted_modes
 from aorta.account.load.rank.kernels import NAME_TIME, TIME
 from aorta.account.load.rank.phases import PREFIX
 from aorta.account.metrics import of_operation, operations
@@ -48,7 +49,7 @@ from aorta.why.causes.finding import WAIT, CauseFinding, Floats
 from aorta.why.causes.losses.host_needs import MOSTLY_IDLE
 from aorta.why.causes.losses.needless import CONVOLUTION
 from aorta.why.causes.losses.seen import Line, Seen, line_of
-from aorta.why.causes.program import noted_modes, program_of
+from aorta.why.causes.program import program_of
 from aorta.why.causes.rules import faster_form
 from aorta.why.causes.source import source_of
 

@@ -13,6 +13,7 @@ import numpy as np
 
 from aorta.account.judge.cells import Exposed
 from aorta.account.judge.sites import gathers_parameters, sites_of
+from aorta.account.load.measures import noted_modes, noted_program
 from aorta.account.metrics import of_operation, operations
 from aorta.account.model import Run
 from aorta.account.numbers import byte_text, counted
@@ -37,8 +38,6 @@ from aorta.why.causes.program import (
     FLOATS,
     bytes_of_optimizers,
     is_one_unit,
-    noted_modes,
-    noted_program,
     num_parameters,
     num_units,
     parameter_dtype,
