@@ -28,6 +28,7 @@ import torch
 
 from aorta.files import regular_descriptor
 from aorta.processes import no_garbage_collection
+from aorta.record.lock_holder import RUNNING, clock_of_number
 from aorta.record.stack_tree import COLLECTS_IN_WALKS, DEEPEST, Code, Known, StackTree
 from aorta.records.seal import encoded, sealed
 from aorta.records.stacks import DOING
@@ -54,8 +55,8 @@ FEW_THREADS = 4
 the lock is left as it is."""
 LATE_S, MOST_PROBES = 0.0003, 4
 """By which a sample comes late that shows where the lock was let go of; another is tried, so many times."""
-PROBE_S, RUNNING = (0.0003, 0.001), 0.3
-"""Time over which the CPU clock tells whether the worker runs, and the part of it on a core."""
+PROBE_S = (0.0003, 0.001)
+"""Time over which the CPU clock tells whether the worker runs."""
 LONGEST_S = 1.0
 """Time that one sample may stand for."""
 FIRST_FLUSH_S, FLUSH_S, FIRST_PART, FLUSH_PART = 1.0, 5.0, 0.2, 0.02
@@ -371,9 +372,9 @@ class WorkerSampler:
 
     def _probe(self) -> None:
         """See what the worker does for a moment: others may have its core."""
-        if sys.platform != "linux":
+        # By the kernel's number: the one that threading knows in a forked process is the parent's.
+        if (clock := clock_of_number(self._number)) is None:
             return
-        clock = ~self._number << 3 | 6  # which pthread_getcpuclockid makes, too
         ran_ns = length_ns = 0
         for _ in range(MOST_PROBES):
             probe_s = self._random.uniform(*PROBE_S)

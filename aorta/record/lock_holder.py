@@ -17,6 +17,8 @@ SCHEDSTAT = "/proc/thread-self/schedstat"
 """Linux: ns on a core, ns ready without a core, and time slices of the thread that reads it."""
 LATE_NS = 500_000
 """By which the sampler has the lock later than meant; a thread that runs Python lets go of it after 5 ms."""
+RUNNING = 0.3
+"""Part of a short time that a thread has on a core by its CPU clock, from which on it runs."""
 MOST_THREADS = 32
 OWN_THREADS = "aorta"
 """Begin of their names."""
@@ -123,8 +125,12 @@ class LockWatch:
 
 
 def clock_of(thread: int) -> int | None:
-    """CPU clock of a thread; None of one that Python does not know. Its id holds the thread's number."""
-    number = getattr(_known().get(thread), "native_id", None)
+    """CPU clock of a thread; None of one that Python does not know."""
+    return clock_of_number(getattr(_known().get(thread), "native_id", None))
+
+
+def clock_of_number(number: int | None) -> int | None:
+    """CPU clock of the thread that the kernel has under this number. The clock's id holds it."""
     return None if number is None or sys.platform != "linux" else ~number << 3 | 6
 
 

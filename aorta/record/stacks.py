@@ -12,7 +12,7 @@ from pathlib import Path
 
 from aorta.files import regular_descriptor
 from aorta.record.journal import Journal
-from aorta.record.lock_holder import LockWatch, clock_of, cpu_ns
+from aorta.record.lock_holder import RUNNING, LockWatch, clock_of, cpu_ns
 from aorta.record.stack_tree import PHASE, StackTree, frames_of
 from aorta.records.seal import encoded, sealed
 from aorta.records.stacks import DOING, NO_STEP, PLACES, StackChunk, StackSample
@@ -36,8 +36,6 @@ MANY = 36_000
 doubling of its length adds about 25,000."""
 PROBE_S = 0.0005
 """Time over which the thread's CPU clock tells whether it runs."""
-RUNNING = 0.3
-"""Part of that time on a core, from which on it runs."""
 LONGEST_S = 1.0
 """Time that one sample may stand for: a stopped process stood still."""
 FLUSH_S = 5.0
