@@ -71,7 +71,6 @@ LONGEST = (
     "account/test_report.py",
     "traces/test_sources.py",
     "attach/test_program.py",
-    "programs/test_recorded.py",
     "cli/test_commands.py",
 )
 """Modules that take over five seconds of CPU with the processes they start."""

@@ -1,11 +1,10 @@
 """`aorta program`, python -m aorta.host_ir: write, check and time the host side of overlapped loops.
 
-Exit status of lint: 0 safe, 1 a race or a difference, 2 an error that the user can fix.
+Exit status of lint: 0 safe, 1 a race, 2 an error that the user can fix.
 """
 
 import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import click
@@ -24,10 +23,7 @@ COMMANDS = {
         "Measure orders and strategies for a shape, under torchrun.",
     ),
     "emit": ("aorta.programs.cli:emit_command", "Print an overlapped multiply as a program."),
-    "lint": (
-        "aorta.programs.cli:lint_command",
-        "Find races and needless waits in a program, or in what ran.",
-    ),
+    "lint": ("aorta.programs.cli:lint_command", "Find races and needless waits in a program."),
     "run": ("aorta.programs.execute.cli:run", "Run a program under torchrun and check its result."),
     "simulate": (
         "aorta.programs.cli:simulate_command",
@@ -40,7 +36,7 @@ MACHINE = ("num_queues", "model", "timing_events", "wait_us", "comm_entry")
 """Options of simulate that are fields of Machine; the others are fields of Costs."""
 
 RACE_EXIT = 1
-"""Exit status of lint where it finds a race, or a recording that differs from its program."""
+"""Exit status of lint where it finds a race."""
 
 
 @click.group(cls=LazyGroup, commands=COMMANDS, context_settings={"show_default": True})
@@ -87,62 +83,20 @@ def emit_command(
 
 
 @click.command("lint")
-@click.argument("paths", metavar="PROGRAM...", nargs=-1)
+@click.argument("paths", metavar="PROGRAM...", nargs=-1, required=True)
 @JSON
 @click.option("--all", "show_all", is_flag=True, help="Every edge, not the first of each kind.")
-@click.option("--trace", type=click.Path(path_type=Path), help="Kineto trace with sync events.")
-@click.option("--rank", type=int, default=0, help="The rank that recorded --trace.")
-@click.option(
-    "--comm-rules",
-    type=click.Path(path_type=Path),
-    help="YAML file: kernels of --trace that are communication, by name.",
-)
-def lint_command(
-    paths: tuple[str, ...],
-    as_json: bool,
-    show_all: bool,
-    trace: Path | None,
-    rank: int,
-    comm_rules: Path | None,
-) -> int:
-    """Find missing and false dependencies of a program, or of what ran. Exit code 1 on a race.
+def lint_command(paths: tuple[str, ...], as_json: bool, show_all: bool) -> int:
+    """Find missing and false dependencies of a program. Exit code 1 on a race.
 
-    One PROGRAM for all ranks, or one per rank. With --trace the dependencies of a recorded run,
-    compared with those that PROGRAM (if given) would cause.
+    One PROGRAM for all ranks, or one per rank.
     """
     from aorta.programs import show
-
-    programs = [_program_of(path) for path in paths]
-    if trace is not None:
-        return _lint_recorded(programs, trace, rank, comm_rules, as_json, show_all)
-    if not programs:
-        raise HostProgramError("give a PROGRAM or --trace")
     from aorta.programs.lint.one_rank import lint
 
-    verdict = lint(*programs)
+    verdict = lint(*(_program_of(path) for path in paths))
     print_result(as_json, verdict, lambda: show.lint_text(verdict, show_all))
     return 0 if verdict.is_safe else RACE_EXIT
-
-
-def _lint_recorded(
-    programs: list[Program],
-    trace: Path,
-    rank: int,
-    comm_rules: Path | None,
-    as_json: bool,
-    show_all: bool,
-) -> int:
-    from aorta.programs import show
-    from aorta.programs.lint import recorded as lint_recorded
-    from aorta.traces.classify import load_rules
-
-    if len(programs) > 1:
-        raise HostProgramError("a recorded run is compared with one PROGRAM")
-    program = programs[0] if programs else None
-    rules = load_rules(comm_rules)
-    result = lint_recorded.lint_file(trace, program, rank, rules)
-    print_result(as_json, result, lambda: show.recorded_text(result, show_all))
-    return RACE_EXIT if result.is_different else 0
 
 
 @click.command("simulate")

@@ -1,4 +1,4 @@
-"""Text that the commands print: lint_text, recorded_text, prediction_text."""
+"""Text that the commands print: lint_text, prediction_text."""
 
 import io
 from collections.abc import Callable, Iterable, Sequence
@@ -9,14 +9,11 @@ from rich.text import Text
 
 from aorta.programs.bounds import Prediction
 from aorta.programs.lint.one_rank import Instruction, OrderEdge, Verdict
-from aorta.programs.lint.recorded import Order, Recorded
 from aorta.programs.simulator import Ran, duration_us
 
 WIDTH = 110
 NUM_SHOWN = 1
 """Number of edges listed of each kind, unless all are asked for."""
-LONGEST_NAME = 60
-"""Characters of a kernel's name; symbols of templates are longer and cut."""
 BAR = 72
 """Width of the timeline's axis in characters."""
 
@@ -35,52 +32,6 @@ def lint_text(verdict: Verdict, show_all: bool = False) -> str:
     return "\n".join(lines)
 
 
-def recorded_text(recorded: Recorded, show_all: bool = False) -> str:
-    """Communication that can never be hidden, then differences between recording and program."""
-    lines = [
-        f"{recorded.source}   {_count(recorded.num_operations, 'operation')}   "
-        f"{_count(recorded.num_communications, 'communication')}   "
-        f"{_count(recorded.num_cross_stream_waits, 'wait')} between streams   "
-        f"{len(recorded.pinned)} that no compute can overlap"
-    ]
-    for pinned in recorded.pinned if show_all else recorded.pinned[:NUM_SHOWN]:
-        lines += ["", f"communication {pinned.number}, {_short(pinned.operation)} on stream {pinned.stream}"]
-        for word, wait in (("waits for", pinned.waits_for), ("holds up", pinned.holds_up)):
-            if wait is not None:
-                partner = wait.before if word == "waits for" else wait.after
-                lines += [f"  {word} {_short(partner)}", *_chain(wait.chain)]
-    if len(recorded.pinned) > NUM_SHOWN and not show_all:
-        lines.append(f"  ... and {len(recorded.pinned) - NUM_SHOWN} more like this (--all)")
-    if recorded.program is not None:
-        lines += ["", _compared(recorded), *_differences("not in the program", recorded.unexpected, show_all)]
-        lines += _differences("not in the recording", recorded.absent, show_all)
-    return "\n".join(lines + [f"warning: {text}" for text in recorded.warnings])
-
-
-def _compared(recorded: Recorded) -> str:
-    runs = _count(recorded.num_repetitions or 0, "run")
-    if not recorded.is_different:
-        return f"{recorded.program}: {runs} recorded, ordered as the program says"
-    return (
-        f"{recorded.program}: {runs} recorded, {_count(len(recorded.unexpected), 'order')} not in the "
-        f"program, {len(recorded.absent)} not in the recording"
-    )
-
-
-def _differences(kind: str, differences: Sequence[Order], show_all: bool) -> list[str]:
-    lines: list[str] = []
-    for difference in differences if show_all else differences[:NUM_SHOWN]:
-        lines += [
-            f"  {kind}: {_call(difference.before)} -> {_call(difference.after)}",
-            *_chain(difference.chain),
-        ]
-    return lines
-
-
-def _short(kernel: str) -> str:
-    return kernel if len(kernel) <= LONGEST_NAME else f"{kernel[: LONGEST_NAME - 3]}..."
-
-
 def _edges(kind: str, edges: Sequence[OrderEdge], show_all: bool) -> list[str]:
     lines: list[str] = []
     for number, edge in enumerate(edges if show_all else edges[:NUM_SHOWN], start=1):
@@ -97,7 +48,7 @@ def _chain(chain: Iterable[Instruction]) -> list[str]:
             f"line {link.line}" if link.line else "",
             " ".join(f"{name}={value}" for name, value in link.iteration.items()),
             link.stream,
-            _short(link.text) if not link.line else link.text,
+            link.text,
         )
         for link in chain
     ]

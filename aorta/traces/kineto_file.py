@@ -1,7 +1,7 @@
 """Decodes a Kineto file: the few fields that are used, into typed events, and its clock into nanoseconds.
 
 Who reads it says which arguments of events it needs: Args for a timeline (kineto.py), GraphArgs for a
-dependency graph (aorta.why.replay, aorta.programs.lint), TensorArgs for operators (inventory.py).
+dependency graph (aorta.why.replay), TensorArgs for operators (inventory.py).
 """
 
 import re

@@ -82,12 +82,11 @@ def test_simulate_prints_time_bounds_waterfall_and_timeline(factorized):
         (("emit", "--tiles", "many"), None, "not a valid integer"),
         (("emit", "--order", "developed", "--fork", "hoisted"), None, "give it or --fork and --join"),
         (("emit", "--order", "sideways"), None, "sideways"),
-        (("lint",), None, "give a PROGRAM or --trace"),
+        (("lint",), None, "Missing argument 'PROGRAM...'"),
         (("lint", "/nonexistent"), None, "cannot read /nonexistent: No such file"),
         (("lint", "/"), None, "cannot read /: Is a directory"),
         (("lint", "-"), "nonsense", "stdin:1: a program begins with"),
         (("lint", "-"), 'program("x")\nwait(', "stdin:2: "),
-        (("lint", "--trace", "/nonexistent"), None, "/nonexistent"),
         (("simulate", "-", "--comm-us", "1", "--gemm-us", "nan"), "ok", "gemm_us must be a time"),
         (("simulate", "-", "--comm-us", "1", "--gemm-us", "1", "--queues", "0"), "ok", "queues must be"),
         (("simulate", "-", "--comm-us", "1", "--gemm-us", "1", "--rank", "9"), "ok", "rank 9"),
@@ -115,7 +114,7 @@ import sys
 from click.testing import CliRunner
 from aorta.programs import bounds, cli, show, simulator
 from aorta.programs.language import emit, graph, ir, text
-from aorta.programs.lint import one_rank, ranks, recorded, trace_sync
+from aorta.programs.lint import one_rank, ranks
 result = CliRunner().invoke(cli.main, ["--help"])
 program = CliRunner().invoke(cli.main, ["emit"]).stdout
 assert CliRunner().invoke(cli.main, ["lint", "-"], input=program).exit_code == 0

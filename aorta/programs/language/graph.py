@@ -1,6 +1,6 @@
 """Happens-before graph: which instruction must end before another may begin, and by which chain."""
 
-from bisect import bisect_left, bisect_right
+from bisect import bisect_right
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -110,7 +110,7 @@ class Graph:
 class Precedence:
     """Happens-before among the nodes of a graph, by the clocks of its chains (aorta/hazards/order.py).
 
-    A chain is nodes in one stream or lane; in a captured graph, which has none, any path.
+    A chain is nodes in one stream or lane.
     """
 
     def __init__(self, graph: Graph, excluded: frozenset[Why], extra: Iterable[tuple[int, int]]) -> None:
@@ -151,7 +151,7 @@ class Precedence:
 
 
 class Among:
-    """Questions to the order among some nodes of a graph. A node asked for need not be one of them."""
+    """The order among some nodes of a graph."""
 
     def __init__(self, precedence: Precedence, nodes: Sequence[int]) -> None:
         self._all = precedence
@@ -172,45 +172,18 @@ class Among:
                 if not any(self._all.is_before(u, w) for w in candidates if w > u):
                     yield u, v
 
-    def before(self, v: int) -> tuple[int, int | None]:
-        """Number of the nodes before v, and the last one of them in the graph's order."""
-        num, last = 0, None
-        for chain, limit in self._limits(v):
-            place = bisect_right(self._counts.get(chain, ()), limit)
-            if place:
-                num += place
-                last = max(self._of_chain[chain][place - 1], -1 if last is None else last)
-        return num, last
-
-    def after(self, u: int) -> tuple[int, int | None]:
-        """Number of the nodes after u, and the first one of them in the graph's order."""
-        num, first = 0, None
-        for of_chain in self._of_chain.values():
-            place = bisect_left(of_chain, True, key=lambda v: self._all.is_before(u, v))
-            if place < len(of_chain):
-                num += len(of_chain) - place
-                first = min(of_chain[place], of_chain[place] if first is None else first)
-        return num, first
-
-    def _limits(self, v: int) -> Iterator[tuple[int, int]]:
-        """By chain, the count up to which its nodes are before v."""
-        chain, own, others = self._all.moments[v]
-        yield chain, own - 1
-        yield from others.items()
-
     def _latest_before(self, v: int) -> Iterator[int]:
         """The last node before v of each chain, but for those that v's own chain was behind already."""
-        limits = self._limits(v)
-        chain, limit = next(limits)
-        place = bisect_right(self._counts.get(chain, ()), limit)
+        chain, own, others = self._all.moments[v]
+        place = bisect_right(self._counts.get(chain, ()), own - 1)
         known: Mapping[int, int] = {}
         if place:
             previous = self._of_chain[chain][place - 1]
             known = self._all.moments[previous][2]
             yield previous
-        if known is self._all.moments[v][2]:
+        if known is others:
             return
-        for other, limit in limits:
+        for other, limit in others.items():
             if limit > known.get(other, 0):
                 place = bisect_right(self._counts.get(other, ()), limit)
                 if place:

@@ -1,1 +1,1 @@
-"""Checks of host programs, of traces and of CUDA graphs against them."""
+"""Checks of host programs, of one rank and of ranks against each other."""
