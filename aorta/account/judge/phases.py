@@ -48,7 +48,7 @@ TITLES: dict[StepPhase, str] = {
 
 @dataclass(frozen=True, slots=True)
 class PhaseRow:
-    """A phase over the judged steps, in ms of the mean step."""
+    """A phase over the judged steps, in ms of the account's step."""
 
     phase: StepPhase
     ms: float
@@ -84,7 +84,7 @@ class PhaseRow:
 
 
 def largest_text(judged: Run) -> str:
-    """'The largest phase is backward: 12.2 ms of 34.9 ms (mean of 180 steps), most of it in fit(), a.py:45.'
+    """'The largest phase is backward: 12.2 ms of 34.9 ms (host's clock, 180 steps), most of it in a.py:45.'
 
     Its steps are named, since a table of cells is of those alone that were recorded. '' where phases are not
     known, or the largest one is what a library's loop does beside the passes: to launch, and to wait.
@@ -96,9 +96,8 @@ def largest_text(judged: Run) -> str:
     if row is None or (row.phase == "rest" and is_in_loop):
         return ""
     of_step = f"{quantity(row.ms, 'ms')} of {quantity(row.ms / row.share, 'ms')}"
-    return (
-        f"The largest phase is {row.title}: {of_step} (mean of {counted(row.num_steps, 'step')}){row.place}."
-    )
+    steps = f"host's clock, {counted(row.num_steps, 'step')}"
+    return f"The largest phase is {row.title}: {of_step} ({steps}){row.place}."
 
 
 def evaluation_text(judged: Run) -> str:
@@ -195,11 +194,15 @@ def phases_of_ranks(run: Run, of_these: NDArray[np.bool_]) -> dict[str, NDArray[
 
 @once_of_run
 def phases_of(judged: Run) -> list[PhaseRow]:
-    """In the order of a step; they add up to the host's. Nothing where no step shows its phases."""
+    """In the order of a step; nothing where no step shows its phases. They are parts of the host's step, as
+    ms of the account's: a host that runs ahead of its device takes less time for the same steps, and a reader
+    needs one length of a step."""
     steps = _of_ranks(judged)
     if not steps:
         return []
     by_rank: dict[str, NDArray[np.float64]] = {name: values.mean(axis=1) for name, values in steps.items()}
+    told_ms = account_of(judged).mean_step_ms or float(by_rank["step"].mean())
+    by_rank = {name: ms * told_ms / by_rank["step"].mean() for name, ms in by_rank.items()}
     by_rank["rest"] = positive(by_rank["rest"])
     step_ms = by_rank["step"]
     samples = [one for rank in sampled_ranks(judged) if (one := samples_of(judged, rank)) is not None]

@@ -10,7 +10,7 @@ from itertools import chain
 import numpy as np
 from numpy.typing import NDArray
 
-from aorta.account.judge.cells import is_device_busy
+from aorta.account.judge.cells import account_of, is_device_busy
 from aorta.account.judge.judged import UNLIKE, looked_at, usual_step
 from aorta.account.judge.occasional import occasions
 from aorta.account.judge.stacks import MOST, MOST_RANKS, Samples, is_a_wait, timed_samples_of
@@ -179,15 +179,21 @@ def told_steps(judged: Run) -> NDArray[np.bool_]:
 
 
 def busiest(judged: Run, num: int) -> list[Line]:
-    """The lines of the program that the thread that trains is in most: means over ranks, from LEAST_SHOWN of
-    the step and FEWEST samples on. One that waits for the device counts as any other."""
+    """The lines of the program that the thread that trains is in most, in ms of the account's step: means
+    over ranks, from LEAST_SHOWN of it and FEWEST samples on. One that waits for the device counts as any
+    other."""
     if not judged.num_judged:
         return []
     told = told_steps(judged)
-    step_ms = float(np.nanmean(judged.values("step_ms")[:, told]))
+    sampled_ms = float(np.nanmean(judged.values("step_ms")[:, told]))
     parts = [part_of(judged, rank, told) for rank in sampled_ranks(judged)]
     lines = _told(judged, most([part for part in parts if part is not None], num))
-    return [line for line in lines if line.ms >= LEAST_SHOWN * step_ms and line.num_samples >= FEWEST]
+    as_account = (account_of(judged).mean_step_ms or sampled_ms) / sampled_ms
+    return [
+        replace(line, ms=line.ms * as_account)
+        for line in lines
+        if line.ms >= LEAST_SHOWN * sampled_ms and line.num_samples >= FEWEST
+    ]
 
 
 def _told(judged: Run, lines: list[Line]) -> list[Line]:

@@ -14,7 +14,7 @@ from aorta.account.judge.cores import cores_had
 from aorta.account.judge.kernels import kernels_by_class, kernels_by_name
 from aorta.account.judge.outside import OUTSIDE_WORDS
 from aorta.account.judge.phases import evaluation_text, largest_beside_the_model, largest_text, phases_of
-from aorta.account.judge.profiles import DOING_WORDS, busiest, line_text, told_differences, told_steps
+from aorta.account.judge.profiles import DOING_WORDS, busiest, line_text, told_differences
 from aorta.account.judge.sites import site_texts
 from aorta.account.judge.timed_steps import recorded_apart
 from aorta.account.load.measures import num_local_ranks, peak_text
@@ -125,8 +125,7 @@ def causes_text(causes: Causes, run: Run) -> str:
         for line in difference.lines[:MOST_LINES]:
             lines += wrapped(line_text(line))
     if busy := busiest(run, MOST_LINES):
-        mean = quantity(float(np.nanmean(run.values("step_ms")[:, told_steps(run)])), "ms")
-        lines += ["", f"Sampled, ms of the mean judged step, {mean}: where the training thread is most."]
+        lines += ["", "Sampled, ms of a step: where the training thread is most."]
         for line in busy:
             lines += wrapped(line_text(line, is_difference=False))
     if sites := site_texts(run):

@@ -4,6 +4,7 @@ import msgspec
 import numpy as np
 import pytest
 
+from aorta.account.judge.cells import account_of
 from aorta.account.judge.phases import evaluation_text, growth_text, largest_text, phases_of
 from aorta.account.load.rank.phases import BYTES, PREFIX, STEP
 from aorta.records.stacks import StackFrame
@@ -35,6 +36,19 @@ def test_phases_add_up_to_the_step_and_are_in_its_order():
     assert {row.num_steps for row in rows} == {10}
 
 
+def test_phases_of_a_host_that_runs_ahead_are_told_of_the_account_s_step():
+    """The host's step takes 40 ms of the device's 50: 24 ms of forward pass in it are 30 of the step."""
+    judged = judged_with(forward=16.0)
+    slower = {"step_ms": np.full_like(judged.metrics["step_ms"], 50.0)}
+    ahead = msgspec.structs.replace(judged, metrics=judged.metrics | slower)
+    told_ms = account_of(ahead).mean_step_ms
+    row = phases_of(ahead)[0]
+    assert row.ms == pytest.approx(0.6 * told_ms)
+    assert row.by_rank_ms == pytest.approx([0.4 * told_ms, 0.8 * told_ms])
+    assert sum(row.ms for row in phases_of(ahead)) == pytest.approx(told_ms)
+    assert told_ms == 50.0
+
+
 @pytest.mark.parametrize(
     ("state", "place"),
     [("fetches", "get(), rows.py:9, in workers"), ("waits", "")],
@@ -53,7 +67,7 @@ def test_loading_is_in_the_line_of_workers_that_it_waits_for(state, place):
 def test_the_largest_phase_is_said_with_its_line():
     """Samples of no known phase before a backward pass are what the loop does for the forward pass."""
     text = largest_text(judged_with(forward=16.0, backward=4.0))
-    of_step = "24.0 ms of 40.0 ms (mean of 10 steps)"
+    of_step = "24.0 ms of 40.0 ms (host's clock, 10 steps)"
     assert text == f"The largest phase is forward: {of_step}, most of it in augment(), data.py:5."
 
 
