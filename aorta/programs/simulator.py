@@ -123,7 +123,7 @@ def duration_us(ran: list[Ran]) -> float:
 
 
 def timeline(ran: list[Ran]) -> Timeline:
-    """Timeline of source `projected`, beginning with the first instruction."""
+    """Timeline of these kernels, beginning with the first instruction."""
     spans = [
         Span(
             kernel.start_us / 1e3,
@@ -137,7 +137,7 @@ def timeline(ran: list[Ran]) -> Timeline:
     ]
     compute = sorted({kernel.stream for kernel in ran if not kernel.is_comm})
     window_ms = (0.0, duration_us(ran) / 1e3)
-    return Timeline.from_spans(spans, window_ms, source="projected", compute_streams=compute)
+    return Timeline.from_spans(spans, window_ms, source="kernels", compute_streams=compute)
 
 
 def kernel_name(op: Op) -> str:

@@ -119,7 +119,7 @@ def _of_run(folder: Path, written: tuple[tuple[str, int], ...]) -> Measured:
 
 def _later_half(records: Iterable[StepRecord]) -> list[StepRecord]:
     """Measured steps of one rank and of the source that most have, without the first half."""
-    steps = [step for step in records if step.source != "projected" and step.step_ms is not None]
+    steps = [step for step in records if step.step_ms is not None]
     counts = Counter(step.source for step in steps)
     steps = [step for step in steps if step.source == counts.most_common(1)[0][0]]
     return steps[len(steps) // 2 :]

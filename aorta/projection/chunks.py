@@ -37,25 +37,15 @@ OFFLOAD = "offload"
 """Category of waits for copies of activations to and from the host."""
 KERNELS = frozenset({"gemm", "attention", "elementwise", "fp8_cast"})
 """Categories of what runs on compute units alone."""
-Placed = tuple[StreamTask, float, float]
-"""A task with start and end in seconds."""
 Parts = tuple[Sequence[Priced], Priced, Sequence[Priced], Priced, Sequence[Priced]]
-
-
-def chunk_times(model: Model, grid: list[list[Stage]], plan: Plan, pricer: Pricer) -> list[list[Chunk]]:
-    """Seconds of every chunk for one micro-batch."""
-    timed = timed_chunks(model, grid, plan, pricer)
-    return [[timed[chunk_key(stage)].chunk for stage in row] for row in grid]
 
 
 class TimedChunk(NamedTuple):
     """Times of one micro-batch through one chunk."""
 
     chunk: Chunk
-    forward: StreamRun
     middle: StreamRun
     """Both passes, as they are in the middle of the schedule."""
-    tasks: list[StreamTask]
     launch_s: float
     """Host time to launch one micro-batch."""
 
@@ -84,7 +74,6 @@ def _chunk(model: Model, stage: Stage, plan: Plan, pricer: Pricer) -> TimedChunk
     host_s = launch_s(model, stage, plan, pricer)
     if plan.is_fsdp:
         pass_lanes = _fsdp_lanes(stage, plan, pricer)
-        tasks = pass_lanes[0].tasks
         forward, backward = (
             _what_if(run(lanes.tasks, pricer.contention), lanes.tasks, plan) for lanes in pass_lanes
         )
@@ -98,7 +87,6 @@ def _chunk(model: Model, stage: Stage, plan: Plan, pricer: Pricer) -> TimedChunk
         backward = summed([(runs[1], count) for runs, count in parts])
         middle = summed([(runs[2], count) for runs, count in parts])
         saved = max(0.0, forward.total_s + backward.total_s - middle.total_s)
-        tasks = []
     if any(waits):
         forward, backward = (
             summed([(forward, 1), (waiting(waits[0], OFFLOAD), 1)]),
@@ -112,7 +100,7 @@ def _chunk(model: Model, stage: Stage, plan: Plan, pricer: Pricer) -> TimedChunk
         )
         weight = min(weight, backward.total_s)
     chunk = Chunk(forward.total_s, backward.total_s - weight, weight, saved)
-    return TimedChunk(chunk, forward, middle, tasks, host_s)
+    return TimedChunk(chunk, middle, host_s)
 
 
 def _fsdp_lanes(stage: Stage, plan: Plan, pricer: Pricer) -> tuple[Lanes, Lanes]:
@@ -240,28 +228,3 @@ def _what_if(simulated: StreamRun, tasks: Sequence[StreamTask], plan: Plan) -> S
 def exchange_s(tasks: Sequence[StreamTask]) -> float:
     """Seconds of all gathers of weights and reductions of gradients, alone on the network."""
     return sum(task.seconds for task in tasks if task.category == "dp_comm")
-
-
-def chunk_tasks(stage: Stage, plan: Plan, pricer: Pricer) -> tuple[list[Placed], list[Placed]]:
-    """Tasks of one micro-batch's forward and backward pass through a chunk, each pass from 0."""
-    if plan.is_fsdp:
-        forward, backward = _fsdp_lanes(stage, plan, pricer)
-        return _placed([forward], pricer), _placed([backward], pricer)
-    return (
-        _placed([_unit_lanes(unit.forward, plan) for unit in stage.units], pricer),
-        _placed([_unit_lanes(unit.backward, plan) for unit in reversed(stage.units)], pricer),
-    )
-
-
-def _placed(parts: list[Lanes], pricer: Pricer) -> list[Placed]:
-    """Places the parts one after the other on one clock."""
-    placed: list[Placed] = []
-    begin = 0.0
-    for lanes in parts:
-        times = run(lanes.tasks, pricer.contention)
-        placed += [
-            (task, begin + start, begin + end)
-            for task, start, end in zip(lanes.tasks, times.start_s, times.end_s, strict=True)
-        ]
-        begin += times.total_s
-    return placed

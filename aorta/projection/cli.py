@@ -43,20 +43,13 @@ def main() -> None:
 
 
 @main.command(cls=JobCommand)
-@options(SETTINGS, PLAN_OPTIONS, CLOCK_OPTION, WHAT_IF_OPTIONS)
-@click.option("--log-dir", type=click.Path(path_type=Path), help="Write the step as records, for the report.")
-@options(JSON_OPTION)
+@options(SETTINGS, PLAN_OPTIONS, CLOCK_OPTION, WHAT_IF_OPTIONS, JSON_OPTION)
 def performance(**option_values: Any) -> None:
     """Step time, tokens per second and GPU, and where the time goes."""
     job = job_of(option_values)
     model, plan, hardware = job.model, job.plan, job.hardware
-    pricer = job.pricer()
-    projection = project(model, plan, pricer)
+    projection = project(model, plan, job.pricer())
     memory_estimate = memory_of(model, plan, hardware.memory.hbm_bytes)
-    if option_values["log_dir"] is not None:
-        from aorta.projection.record import write_record
-
-        write_record(option_values["log_dir"], projection, pricer)
     result = output.performance(projection, memory_estimate)
     _print(option_values["as_json"], result, output.performance_text)
 

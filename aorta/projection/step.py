@@ -15,7 +15,7 @@ from aorta.projection.model import Model
 from aorta.projection.ops import BF16, FP32, CollectiveOp
 from aorta.projection.passes import DataParallel, exposed_edges_s
 from aorta.projection.plan import Plan, split_layers
-from aorta.projection.prices import Anchor, Factors, Pricer
+from aorta.projection.prices import Anchor, Pricer
 from aorta.projection.stages import Stage, Unit, build, host_cost, launch_s
 from aorta.projection.streams import HOST, Lanes, StreamRun, StreamTask, merged, run, scaled, waits
 
@@ -37,11 +37,8 @@ class Projection(NamedTuple):
     breakdown_s: dict[str, float]
     device_s: float
     host_s: float
-    factors: Factors
-    tasks: tuple[StreamTask, ...]
-    """Tasks of rank 0 (pp 1) or of one micro-batch of its first chunk, with `run`; for the Timeline."""
-    run: StreamRun
     stage: Stage
+    """All layers; with a pipeline the first chunk of the slowest rank."""
     widenings: tuple[Widening, ...] = ()
     """Reasons for the width of the interval."""
     anchor: Anchor | None = None
@@ -117,7 +114,7 @@ def _single(model: Model, plan: Plan, pricer: Pricer) -> Projection:
         stalls = merged(stalls, {OFFLOAD: waits_s})
     host_s = launch_s(model, stage, plan, pricer) * num_micro_batches
     parts = StepParts(work, stalls, slowed, 0.0, host_s, *_params([stage]))
-    return _assemble(model, plan, pricer, parts, Shown(lanes.tasks, simulated, stage))
+    return _assemble(model, plan, pricer, parts, stage)
 
 
 def _pipelined(model: Model, plan: Plan, pricer: Pricer) -> Projection:
@@ -147,8 +144,7 @@ def _pipelined(model: Model, plan: Plan, pricer: Pricer) -> Projection:
     dense, expert = max((_params(row) for row in grid), key=sum)
     host_s = sum(timed[chunk_key(stage)].launch_s for stage in row) * m
     parts = StepParts(work, stalls, slowed, bubble, host_s, dense, expert)
-    first = timed[chunk_key(row[0])]
-    return _assemble(model, plan, pricer, parts, Shown(first.tasks, first.forward, row[0]))
+    return _assemble(model, plan, pricer, parts, row[0])
 
 
 def transfer_s(model: Model, plan: Plan, pricer: Pricer) -> float:
@@ -234,15 +230,7 @@ class StepParts(NamedTuple):
     expert_params: float
 
 
-class Shown(NamedTuple):
-    """The micro-batch that a projection keeps for pictures and records."""
-
-    tasks: list[StreamTask]
-    run: StreamRun
-    stage: Stage
-
-
-def _assemble(model: Model, plan: Plan, pricer: Pricer, parts: StepParts, sample: Shown) -> Projection:
+def _assemble(model: Model, plan: Plan, pricer: Pricer, parts: StepParts, stage: Stage) -> Projection:
     breakdown, stalls = dict(parts.work), dict(parts.stalls)
     breakdown["host"] = stalls.pop(HOST, 0.0)
     for category, seconds in stalls.items():
@@ -268,7 +256,6 @@ def _assemble(model: Model, plan: Plan, pricer: Pricer, parts: StepParts, sample
         else anchored_widenings(model, plan, pricer.hardware, anchor)
     )
     low_s, high_s = bounds(step_s, reasons)
-    factors = pricer.factors
     return Projection(
         model,
         plan,
@@ -279,10 +266,7 @@ def _assemble(model: Model, plan: Plan, pricer: Pricer, parts: StepParts, sample
         breakdown,
         device_s,
         host_s,
-        factors,
-        tuple(sample.tasks),
-        sample.run,
-        sample.stage,
+        stage,
         tuple(reasons),
         anchor,
     )

@@ -45,12 +45,8 @@ class StreamTask(NamedTuple):
     """Tasks that must have ended, by their number; earlier tasks of the stream always must."""
     parts: tuple[tuple[str, str, float], ...] = ()
     """(name, category, seconds) of what was joined into this task."""
-    op: str = ""
-    """Operation of a collective, as in torch.distributed."""
     issue_s: float = 0.0
     """Host time to issue it."""
-    size_bytes: float = 0.0
-    """Size of a collective: the full buffer."""
     link_share: float = 1.0
     """Share of a collective's time that its work on the GPUs takes. Below 1 it waits for the
     network between nodes, which compute beside it does not slow down."""
@@ -107,15 +103,7 @@ class Lanes:
         assert isinstance(op, CollectiveOp)
         self._append(
             StreamTask(
-                STREAMS[op.axis],
-                op.name,
-                category,
-                seconds * share,
-                dependencies,
-                (),
-                op.op,
-                size_bytes=op.size_bytes * share,
-                link_share=link_share,
+                STREAMS[op.axis], op.name, category, seconds * share, dependencies, link_share=link_share
             )
         )
         return len(self.tasks) - 1

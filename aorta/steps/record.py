@@ -1,7 +1,7 @@
 """Fields that step records of every source share.
 
 `noted_fields` and `collective_record` serve event_steps and kernel_steps. `partial_record` makes a record for
-sources that know less: traces, `aorta train` without a recorder, projections.
+traces, which know less.
 """
 
 import math

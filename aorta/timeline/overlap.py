@@ -1,7 +1,6 @@
 """Overlap of communication and compute in a Timeline: hidden, exposed and idle time, streams, segments.
 
-docs/definitions.md has every term. Recorder, readers of traces and projection all take their numbers from
-here.
+docs/definitions.md has every term. Recorder and readers of traces take their numbers from here.
 """
 
 from functools import cache

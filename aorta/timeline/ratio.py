@@ -72,15 +72,13 @@ def log_ratio(
     of_reference: Floats | None = None,
     of_candidate: Floats | None = None,
     spread: Spread | None = None,
-    num_varying: int = 2,
     least: float = RUN_SPREAD,
 ) -> LogRatio:
     """Of series [..., run, step] of logarithms, the same steps in all; of_...: what explains a step,
     [..., run, step, covariate].
 
     spread: between runs, for single ones; without it `least`, or what the noise of steps suggests.
-    num_varying: sides that are runs; a projection does not vary. Series without any noise on both sides are
-    compared exactly.
+    Series without any noise on both sides are compared exactly.
     """
     num_runs = reference.shape[-2], candidate.shape[-2]
     if num_runs == (1, 1):
@@ -95,7 +93,7 @@ def log_ratio(
         is_exact = (np.ptp(reference, axis=-1) + np.ptp(candidate, axis=-1))[..., 0] == 0
         between = np.where(is_exact, 0.0, between)
         freedom = NORMAL if spread is None else spread.freedom
-        return LogRatio(level, within.plus(num_varying * between**2, freedom), between, within)
+        return LogRatio(level, within.plus(2 * between**2, freedom), between, within)
     profile = (reference.mean(axis=-2, keepdims=True) + candidate.mean(axis=-2, keepdims=True)) / 2
     known: list[Floats | None] = [None, None]
     if of_reference is not None and of_candidate is not None:

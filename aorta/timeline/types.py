@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 
 from aorta.timeline.intervals import Intervals, pairs
 
-Source = Literal["kernels", "events", "kineto", "rocprofv3", "nsys", "projected", "host"]
+Source = Literal["kernels", "events", "kineto", "rocprofv3", "nsys", "host"]
 """Origin of a Timeline. kernels: the driver's kernel records, always on. events: device events on streams.
-host: host clock (CPU). The rest are kernel traces or models."""
+host: host clock (CPU). The rest are kernel traces."""
 
 KERNEL_SOURCES = frozenset(("kernels", "kineto", "rocprofv3", "nsys"))
 """Sources that see every kernel and every copy of the device."""

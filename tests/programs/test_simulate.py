@@ -199,9 +199,8 @@ user("after", reads=[B], writes=[B], cost_us=2)
     assert total(parse_program(text), Costs(comm_us=1, gemm_us=1)) == 9.5
 
 
-def test_the_timeline_is_the_projects_own_and_says_projected():
+def test_the_timeline_is_the_projects_own():
     line = timeline(simulate(emit(Shape(num_tiles=2, num_streams=2)), Costs(comm_us=1000, gemm_us=1000)))
-    assert line.source == "projected"
     assert line.window_ms == (0.0, 3.0)
     assert [line.streams[i] for i in line.compute_streams] == ["worker[0]", "worker[1]"]
     comm = line.select(line.kind == Kind.COMM)

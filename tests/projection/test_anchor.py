@@ -12,10 +12,10 @@ import aorta
 from aorta.errors import BAD_INPUT
 from aorta.projection.anchor import read_measured
 from aorta.projection.cli import main
-from aorta.records.reader import read_run, read_steps
 from aorta.records.schema import KernelSums
-from aorta.records.writer import RunFolder
 from tests.projection.asked import answer, refused
+from tests.records.plain_records import step
+from tests.records.run_folders import run_record, write_run
 
 JOB = [
     "--model",
@@ -115,32 +115,25 @@ def test_search_takes_the_recorded_layout_from_the_job(recorded, tmp_path):
 def recorded(tmp_path):
     """One node's run, as records with kernel classes, of a stack whose GEMMs take half as long again."""
 
-    def write(*changes, **kernels_further):
-        folder = tmp_path / "projected"
-        result = CliRunner().invoke(
-            main, ["performance", *ONE_NODE, *changes, "--json", "--log-dir", str(folder)]
-        )
-        assert result.exit_code == 0, result.output
-        breakdown = json.loads(result.stdout)["breakdown"]
+    def write(*changes):
+        found = answer("performance", *ONE_NODE, *changes)
+        ms = found["breakdown"]
         classes = {
-            "gemm": (breakdown["gemm_ms"], 100),
-            "attention": (breakdown["attention_ms"], 10),
-            "elementwise": (breakdown["elementwise_ms"] + breakdown.get("fsdp_copy_ms", 0.0), 100),
+            "gemm": (ms["gemm_ms"], 100),
+            "attention": (ms["attention_ms"], 10),
+            "elementwise": (ms["elementwise_ms"] + ms.get("fsdp_copy_ms", 0.0), 100),
         }
-        run = tmp_path / "run"
-        for rank in range(8):
-            with RunFolder(run, rank) as writer:
-                if rank == 0:
-                    writer.write_run(read_run(folder))
-                (step,) = read_steps(folder / f"rank_{rank}_metrics.jsonl")
-                kernels = KernelSums(num_kernels=210, classes=classes, top=[])
-                for number in range(4):
-                    writer.steps.write(
-                        msgspec.structs.replace(
-                            step, step=number, global_step=number, source="kernels", kernels=kernels
-                        )
-                    )
-        return run
+        exposed_ms = sum(value for name, value in ms.items() if name.startswith("exposed_"))
+        measured = {
+            "source": "kernels",
+            "world_size": 8,
+            "tokens": 32 // 8 * 4096,
+            "step_ms": found["step_ms"],
+            "overlap": msgspec.structs.replace(step().overlap, exposed_ms=exposed_ms, idle_ms=0.0),
+            "kernels": KernelSums(num_kernels=210, classes=classes, top=[]),
+        }
+        steps = [step(number, rank=rank, **measured) for rank in range(8) for number in range(4)]
+        return write_run(tmp_path / "run", steps, run_record(8, devices=[{"name": "NVIDIA H200"}] * 8))
 
     return write
 

@@ -10,7 +10,6 @@ from click.testing import CliRunner
 from aorta.projection.cli import main
 from aorta.projection.memory import memory
 from aorta.projection.prices import Pricer
-from aorta.records.reader import read_run, read_steps
 
 SMALL = ["--model", "llama3-8b", "--gpu-arch", "h200", "--global-batch-size", "16"]
 
@@ -156,18 +155,6 @@ def test_mistakes_in_a_search_are_one_line(arguments, message):
 def test_what_if_of_fsdp_takes_a_single_micro_batch():
     found = answer("explain", *SMALL, "--global-batch-size", 8, "--sharding", "fsdp2", "--fsdp-overlap", 1)
     assert found["breakdown"]["exposed_dp_comm_ms"] == 0
-
-
-def test_log_dir_holds_a_step_that_reports_read(tmp_path):
-    result = run(
-        "performance", *SMALL, "--sharding", "fsdp2", "--stack", "eager", "--log-dir", tmp_path / "run"
-    )
-    assert result.exit_code == 0, result.output
-    (step,) = read_steps(tmp_path / "run" / "rank_0_metrics.jsonl")
-    assert step.source == "projected"
-    assert step.overlap.comm_ms > 0
-    assert step.num_collectives == len(step.collectives) > 32
-    assert read_run(tmp_path / "run" / "run.json").model["h"] == 4096
 
 
 def test_command_is_quick_and_leaves_torch_alone():

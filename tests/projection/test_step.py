@@ -8,11 +8,10 @@ from aorta.hardware import load_hardware
 from aorta.projection.model import load_model
 from aorta.projection.plan import Plan
 from aorta.projection.prices import Pricer
-from aorta.projection.record import to_timeline
 from aorta.projection.search import candidates
 from aorta.projection.software import load_stack
-from aorta.projection.step import project
-from aorta.timeline.overlap import overlap
+from aorta.projection.step import micro_batches, project
+from aorta.projection.streams import run
 
 DENSE = {"dp": 8, "global_batch_size": 16, "seq_len": 4096}
 
@@ -130,9 +129,9 @@ def test_extrapolated_micro_batches_are_those_simulated(h200):
     plan = Plan(dp=8, global_batch_size=72, sharding="fsdp2", stack="eager")
     pricer = Pricer(h200, plan)
     found = project(load_model("llama3.2-1b"), plan, pricer)
-    timeline = to_timeline(found, pricer)
-    end_ms = timeline.end_ms.max()
-    assert end_ms == pytest.approx(found.step_s * 1e3, rel=0.01)
+    lanes, _ = micro_batches(found.model, found.stage, plan, pricer, plan.num_micro_batches)
+    laid_out_s = run(lanes.tasks, pricer.contention).total_s
+    assert laid_out_s + found.breakdown_s["optimizer"] == pytest.approx(found.step_s, rel=0.01)
 
 
 def test_what_if_of_hidden_fsdp_traffic(price):
@@ -171,8 +170,10 @@ def test_lora_counts_no_flops_of_weight_gradients(price):
 
 def test_full_recompute_of_fsdp_gathers_forward_and_backward(h200):
     plan = Plan(dp=8, global_batch_size=8, sharding="fsdp2", stack="eager", recompute="full")
-    found = project(load_model("llama3-8b"), plan, Pricer(h200, plan))
-    gathers = [task for task in found.tasks if task.op == "all_gather"]
+    pricer = Pricer(h200, plan)
+    found = project(load_model("llama3-8b"), plan, pricer)
+    lanes, _ = micro_batches(found.model, found.stage, plan, pricer, plan.num_micro_batches)
+    gathers = [task for task in lanes.tasks if task.name.endswith("_all_gather")]
     assert len(gathers) == 1 + 32 + 32  # root, each layer forward, each layer backward
 
 
@@ -221,18 +222,6 @@ def test_more_chunks_shrink_the_bubble(price):
     plan = {"pp": 8, "global_batch_size": 16}
     bubbles = [price("llama3-8b", **plan, vpp=vpp).breakdown_s["pipeline_bubble"] for vpp in (1, 2, 4)]
     assert bubbles[0] > bubbles[1] > bubbles[2] > 0
-
-
-def test_projected_timeline_reads_like_a_measured_one(h200):
-    plan = Plan(dp=8, global_batch_size=8, sharding="fsdp2", stack="eager")
-    pricer = Pricer(h200, plan)
-    found = project(load_model("llama3-8b"), plan, pricer)
-    timeline = to_timeline(found, pricer)
-    record = overlap(timeline)
-    assert timeline.source == "projected"
-    assert timeline.span_ms == pytest.approx(found.step_s * 1e3)
-    assert record.exposed_ms == pytest.approx(found.breakdown_s["exposed_dp_comm"] * 1e3, rel=0.02)
-    assert record.comm_ms == pytest.approx(record.hidden_ms + record.exposed_ms)
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,6 @@ from aorta.timeline.statistics import (
 )
 from aorta.timeline.types import KERNEL_SOURCES
 
-EXACT_FREEDOM = 1e9
 MAIN = "step_ms"
 OF_COMPUTE = (
     "compute_ms",
@@ -37,14 +36,11 @@ OF_COMPUTE = (
 
 
 def estimates(dataset: Dataset, name: str) -> list[Estimate] | None:
-    """One for each run; None where one of them has too few steps of it. A projection is exact."""
+    """One for each run; None where one of them has too few steps of it."""
     per_run = []
     for judged in dataset.runs:
         run_estimate = None
-        value = judged.statistics[name].median if name in judged.statistics else None
-        if dataset.source == "projected" and value is not None:
-            run_estimate = Estimate(value, 0.0, EXACT_FREEDOM)
-        elif name in judged.metrics:
+        if name in judged.metrics:
             run_estimate = estimate(values_where_timed(judged, name))
         if run_estimate is None:
             return None
@@ -91,7 +87,7 @@ def is_whole_trace(run: Run) -> bool:
 
 
 def kind_of_source(side: Dataset) -> str:
-    return "kernels" if side.source in (*KERNEL_SOURCES, "projected") else side.source
+    return "kernels" if side.source in KERNEL_SOURCES else side.source
 
 
 # -- programs, models, devices and settings ------------------------------------------------------------------

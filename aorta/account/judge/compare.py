@@ -279,9 +279,7 @@ def _measure(name: str, reference: Dataset, candidate: Dataset, spread: Spread |
 
 
 def _too_few(side: Dataset, metric: str) -> str:
-    """Why the steps of a side do not do; '' where they do. A projection needs none."""
-    if side.source == "projected":
-        return ""
+    """Why the steps of a side do not do; '' where they do."""
     for judged in side.runs:
         if metric not in judged.metrics:
             return f"{side.label}: {why_missing(side, metric)}"

@@ -170,11 +170,11 @@ def check_budget(limits: list[Limit], report: Report) -> Gate:
 
 
 def _enough(checked: LimitCheck, sides: Iterable[Dataset]) -> LimitCheck:
-    """The check, not judged where a side has fewer runs than the limit needs. A projection has no runs."""
+    """The check, not judged where a side has fewer runs than the limit needs."""
     few = [
         f"{dataset.label} has {len(dataset.runs)}"
         for dataset in sides
-        if len(dataset.runs) < checked.limit.runs and dataset.source != "projected"
+        if len(dataset.runs) < checked.limit.runs
     ]
     if not few:
         return checked

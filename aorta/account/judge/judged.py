@@ -289,19 +289,14 @@ Bandwidth = Literal["transfer", "duration"]
 
 
 def bandwidths(runs: Iterable[Run], name: str) -> set[Bandwidth]:
-    """The bases of the bandwidth called name in the runs that have it; empty for other metrics. A projection
-    has no say: nothing waits in it, so that both are the same."""
+    """The bases of the bandwidth called name in the runs that have it; empty for other metrics."""
     key = metric_key(name)
     if key.name != "busbw_gb_s":
         return set()
     runs_with_it = (
         judged for judged in runs if name in judged.statistics and judged.statistics[name].median is not None
     )
-    return {
-        "transfer" if is_of_transfer(run.metrics, key.operation) else "duration"
-        for run in runs_with_it
-        if run.source != "projected"
-    }
+    return {"transfer" if is_of_transfer(run.metrics, key.operation) else "duration" for run in runs_with_it}
 
 
 def is_unlike(runs: Iterable[Run], name: str) -> bool:

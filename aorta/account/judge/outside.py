@@ -74,7 +74,7 @@ def gaps_of(run: Run) -> Floats:
 
 def _gaps_of_ranks(run: Run) -> Floats:
     """[rank, judged step]; no rank where they are not known."""
-    if run.source in TRACE_SOURCES or run.source == "projected" or not run.num_steps:
+    if run.source in TRACE_SOURCES or not run.num_steps:
         return np.zeros((0, run.num_judged))
     starts = run.start_unix_ns[:, run.judged_steps] / 1e6
     gaps = starts[:, 1:] - starts[:, :-1] - run.values("step_ms")[:, :-1]

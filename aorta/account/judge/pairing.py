@@ -62,8 +62,6 @@ class Pairs(NamedTuple):
     scale: float
     known: tuple[Floats, Floats] | None
     """What explains a step, [run, step, covariate]."""
-    num_varying: int
-    """Sides that are runs: a projection is none."""
     unlike: dict[str, int] = {}
     """Steps left out, by what happened in them on one side alone (STATES)."""
     allowed: float = 0.0
@@ -76,7 +74,7 @@ class Pairs(NamedTuple):
     def ratio(self, spread: Spread | None) -> LogRatio:
         r, c = self.known or (None, None)
         least = HOST_SPREAD if self.on_host else RUN_SPREAD
-        found = log_ratio(self.reference, self.candidate, r, c, spread, self.num_varying, least)
+        found = log_ratio(self.reference, self.candidate, r, c, spread, least)
         if self.allowed and len(self.reference) == len(self.candidate) == 1:
             # Who takes cores takes caches and clocks too, of which no step tells; another one on each side.
             found = found._replace(error=found.error.plus((ALLOWANCE_ERROR * self.allowed) ** 2))
@@ -98,22 +96,13 @@ def pairs(
 ) -> Pairs | None:
     """None where fewer than MIN_STEPS can be taken together. is_chosen: which judged steps of a run are."""
     sides = [[_series(run, metric, is_chosen) for run in side.runs] for side in (reference, candidate)]
-    fixed = [side.source == "projected" for side in (reference, candidate)]
-    measured = [
-        series for side, is_fixed in zip(sides, fixed, strict=True) if not is_fixed for series in side
-    ]
-    common, is_by_step = _common(measured)
+    common, is_by_step = _common([*sides[0], *sides[1]])
     if len(common) < MIN_STEPS:
         return None
     unlike: dict[str, int] = {}
-    if is_by_step and meaning(metric).unit == "ms" and not any(fixed):
+    if is_by_step and meaning(metric).unit == "ms":
         common, unlike = _alike(reference, candidate, common)
-    values = [
-        np.stack(
-            [_constant(run.values, len(common)) if is_fixed else _at(run, common, is_by_step) for run in side]
-        )
-        for side, is_fixed in zip(sides, fixed, strict=True)
-    ]
+    values = [np.stack([_at(run, common, is_by_step) for run in side]) for side in sides]
     is_log = all((side > 0).all() for side in values)
     scale = 1.0
     if is_log:
@@ -123,16 +112,13 @@ def pairs(
         values = [side / scale for side in values]
     known = None
     allowed = 0.0
-    if is_by_step and is_log and not any(fixed) and meaning(metric).unit == "ms":
+    if is_by_step and is_log and meaning(metric).unit == "ms":
         known = _known(reference, candidate, common)
         taken = [_of_runs(side, common, _taken) for side in (reference, candidate)]
         if _is_taken(taken):
             allowed = math.hypot(*(float(taken_columns(side).mean()) for side in taken))
     on_host = "host" in (reference.source, candidate.source)
-    num_varying = 2 - sum(fixed)
-    return Pairs(
-        values[0], values[1], common, is_by_step, is_log, scale, known, num_varying, unlike, allowed, on_host
-    )
+    return Pairs(values[0], values[1], common, is_by_step, is_log, scale, known, unlike, allowed, on_host)
 
 
 def _series(judged: Run, name: str, is_chosen: Callable[[Run], Mask] | None = None) -> _Series:
@@ -146,14 +132,8 @@ def _series(judged: Run, name: str, is_chosen: Callable[[Run], Mask] | None = No
     return _Series(steps[is_complete], np.median(values[:, is_complete], axis=0))
 
 
-def _constant(values: Floats, num: int) -> Floats:
-    return np.full(num, float(np.median(values)) if len(values) else np.nan)
-
-
 def _common(series: Sequence[_Series]) -> tuple[Ints, bool]:
     """Global steps that all have; where these are few, places in the order of what each measured."""
-    if not series:
-        return np.arange(MIN_STEPS), False
     steps = series[0].steps
     for one in series[1:]:
         steps = np.intersect1d(steps, one.steps)
@@ -315,8 +295,6 @@ def column(judged: Run, values: Floats | None, steps: Ints, of_ranks: Literal["f
 def pairing_text(reference: Dataset, candidate: Dataset, of_step: Pairs) -> str:
     """What is taken with what, and what that rests on."""
     num = len(of_step.steps)
-    if of_step.num_varying < 2:
-        return ""
     if not of_step.is_by_step:
         return f"the runs have no steps in common: {num} steps of each are taken in their order"
     text = f"step k is taken with step k, {num} steps"
@@ -399,7 +377,7 @@ def states_text(
     reference: Dataset, candidate: Dataset, whole: Pairs, matters: float, spread: Spread | None
 ) -> str:
     """A sentence with the verdict in each state; '' where states do not differ."""
-    if not whole.is_log or whole.num_varying < 2:
+    if not whole.is_log:
         return ""
     sides = (reference, candidate)
     labels = _labels([run for side in sides for run in side.runs])

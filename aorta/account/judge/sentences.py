@@ -194,9 +194,6 @@ def comparison_notes(
                 else ", and so do their definitions of compute: only metrics of one definition are compared"
             )
         )
-    for side in (reference, candidate):
-        if side.source == "projected":
-            yield f"{side.label}: a projection has no noise: the intervals come from the other side alone"
     devices = {devices_text(side.first.noted.devices) for side in (reference, candidate)}
     if len(devices - {""}) > 1:
         yield (

@@ -37,7 +37,7 @@ from aorta.timeline.matching import RankCalls
 from aorta.timeline.types import OWN_SOURCES, Source
 from aorta.timeline.waits import RankView
 
-SOURCES: tuple[Source, ...] = ("kernels", "events", "host", "kineto", "rocprofv3", "nsys", "projected")
+SOURCES: tuple[Source, ...] = ("kernels", "events", "host", "kineto", "rocprofv3", "nsys")
 FEWEST_BY_KERNELS = 8
 """Steps timed by kernel records from which on they speak for a run: its others are profiled or not timed."""
 INTEGERS = ("start_unix_ns", "num_collectives")

@@ -177,7 +177,7 @@ def found_causes(judged: Run, path: str = "RUN") -> Causes:
     """Causes alone, and what none of them takes."""
     account = account_of(judged)
     looked = looked_at(judged)
-    if not account.mean_step_ms > 0 or judged.source == "projected":  # a model knows its losses
+    if not account.mean_step_ms > 0:
         return Causes([])
     if account.contradiction:
         return Causes([], cannot_tell=[account.contradiction])

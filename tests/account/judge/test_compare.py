@@ -383,17 +383,6 @@ def test_kernel_sources_mean_the_same(tmp_path):
     assert found.notes[0] == "sources differ (a: rocprofv3, b: kineto)"
 
 
-@pytest.mark.heavy
-def test_a_projection_is_exact_and_needs_no_steps(tmp_path):
-    """One projected step of 10 ms against 50 measured ones near 40 ms."""
-    measured = noisy_run(tmp_path / "a", 50)
-    found = comparison(measured, run_of(tmp_path / "b", 1, source="projected"))
-    step = found.metrics["step_ms"]
-    assert step.verdict == "better"
-    assert step.interval.low < step.ratio < step.interval.high
-    assert any("a projection has no noise" in note for note in found.notes)
-
-
 def one_window(source, **step):
     """A trace of 15 s without steps."""
     return dict(num_steps=1, world_size=1, source=source, compute=300.0, idle=14_699.0, **step)

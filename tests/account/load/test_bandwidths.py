@@ -4,7 +4,6 @@ import random
 
 import numpy as np
 import pytest
-from msgspec.structs import replace
 
 from aorta.account.judge.gate import Limit, check_budget
 from aorta.account.load.open import load_run
@@ -72,15 +71,6 @@ def test_bandwidths_of_one_kind_are_compared(tmp_path, jitter_ms):
     report = make_report([run_of(tmp_path / name, jitter_ms) for name in "ab"], ["a", "b"])
     assert report.comparison.metrics[NAME].verdict in ("same", "cannot tell")
     assert ratio_gate(report).state == "met"
-
-
-@pytest.mark.heavy
-@pytest.mark.parametrize("jitter_ms", [0.0, 9.0])
-def test_nothing_waits_in_a_projection_which_any_bandwidth_is_compared_with(tmp_path, jitter_ms):
-    step = replace(step_of(0, 0, 8, 10), world_size=1, source="projected")
-    projected = write_run(tmp_path / "p", [step], run_record(1))
-    found = make_report([run_of(tmp_path / "a", jitter_ms), projected], ["a", "p"]).comparison.metrics[NAME]
-    assert found.verdict == ("better" if jitter_ms else "same")
 
 
 def test_a_label_whose_runs_differ_in_it_has_no_bandwidth(matched, unmatched):
