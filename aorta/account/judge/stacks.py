@@ -1,6 +1,6 @@
 """Sampled stacks of the judged steps, and the line of the program in which most of some samples are."""
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise, takewhile
@@ -31,6 +31,9 @@ TIMED: tuple[StackPhase, ...] = ("backward", "optimizer")
 """Phases of which the host's spans tell how long the thread is in them."""
 SMALL = 0.02
 """Of a step, below which a phase may have no samples."""
+ZERO_GRAD = "Optimizer.zero_grad"
+LATE = 0.2
+"""Of what is sampled in a line, from which on libraries beside torch and Python's own are what it calls."""
 MOST_RANKS = 8
 """Whose samples stand for those of all ranks."""
 
@@ -134,12 +137,39 @@ def samples_of(run: Run, rank: int) -> Samples | None:
     order = np.argsort(steps)
     place = np.minimum(np.searchsorted(steps, rows[:, 0], sorter=order), len(steps) - 1)
     column = np.where(steps[order][place] == rows[:, 0], order[place], -1)
+    if run.noted.work is None or not run.noted.work.zeroed_bytes:
+        rows = _as_before_zero_grad(stacks, rows, column >= 0)
     sampled_us = float(rows[column >= 0, 6].sum())
     lengths = run.values("step_ms")[run.ranks.index(rank)]
     if not sampled_us > 0 or not np.isfinite(lengths).any():
         return None
     ms = np.asarray(rows[:, 6] * (float(np.nanmean(lengths)) / sampled_us), dtype=np.float64)
     return Samples(stacks, column, _as_long(ms, column, lengths, steps), rows)
+
+
+def _as_before_zero_grad(
+    stacks: Stacks, rows: NDArray[np.int64], is_judged: NDArray[np.bool_]
+) -> NDArray[np.int64]:
+    """With samples in zero_grad(), where it has nothing to fill, as most of those in the line before it: they
+    wait up to 5 ms for Python's lock, which zero_grad() is often the first to let go of."""
+    is_rest = rows[:, 2] == STACK_PHASES.index("rest")
+    nodes_of: dict[Function, dict[int, Counter[int]]] = defaultdict(lambda: defaultdict(Counter))
+    late: dict[int, StackFrame] = {}
+    for node, rest in {*zip(rows[is_judged, 5].tolist(), is_rest[is_judged].tolist(), strict=True)}:
+        num = int((is_judged & (rows[:, 5] == node)).sum())
+        path = stacks.path(node)
+        at = innermost(path)
+        if at is not None and rest and any(frame.function == ZERO_GRAD for frame in path):
+            late[node] = at
+        for frame in (one for one in path if one.is_program and node not in late):
+            nodes_of[_function(frame)][frame.line][node if rest else -1] += num
+    moved = rows.copy()
+    for node, at in late.items():
+        lines = nodes_of[_function(at)]
+        before = lines[max((line for line in lines if line < at.line), default=0)].most_common(1)
+        if before and before[0][0] >= 0 and before[0][1] > 1:
+            moved[rows[:, 5] == node, 5] = before[0][0]
+    return moved
 
 
 def _as_long(
@@ -280,12 +310,18 @@ def _in_library(stack: WeightedStack) -> list[StackFrame]:
 
 
 def _called(stacks: Iterable[WeightedStack], place: int = -1) -> str:
-    """The library's function that most of them are in; place 0: which a line calls."""
-    ms: dict[str, float] = defaultdict(float)
+    """The library's function that most of them are in; place 0: which a line calls. Of libraries that hold
+    Python's lock samples come late, in what torch does next in the line: these are meant where some show."""
+    ms: dict[StackFrame | None, float] = defaultdict(float)
+    held: dict[StackFrame | None, float] = defaultdict(float)
     for stack in stacks:
-        inner = _in_library(stack)
-        ms[inner[place].text if inner else ""] += stack.ms
-    return max(ms, key=lambda name: ms[name], default="")
+        frame = inner[place] if (inner := _in_library(stack)) else None
+        ms[frame] += stack.ms
+        if frame is not None and frame.file not in ("", "torch", "python"):
+            held[frame] += stack.ms
+    found = held if sum(held.values()) >= LATE * sum(ms.values()) else ms
+    most = max(found, key=lambda frame: found[frame], default=None)
+    return "" if most is None else most.text
 
 
 def sampled_ms(judged: Run, file: str, function: str, lines: range | None = None) -> float:

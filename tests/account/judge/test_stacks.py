@@ -1,7 +1,12 @@
 """The line of the program in which most of some samples are."""
 
-from aorta.account.judge.stacks import WeightedStack, heaviest
+import msgspec
+import pytest
+
+from aorta.account.judge.stacks import WeightedStack, heaviest, samples_of
+from aorta.records.schema import WorkOfStep
 from aorta.records.stacks import StackFrame
+from tests.account.judge.sampled_runs import ENGINE, sampled, sampled_dataset
 
 MAIN = StackFrame("/job/train.py", 20, "main", is_program=True)
 OTHER_LINE = StackFrame("/job/train.py", 25, "main", is_program=True)
@@ -68,3 +73,36 @@ def test_nothing_is_found_where_nothing_is_lost_or_no_line_is_the_program_s():
     assert heaviest([]) is None
     assert heaviest([stack(1.0, MAIN), stack(-2.0, MAIN)]) is None
     assert heaviest([stack(1.0, BACKWARD)]) is None
+
+
+@pytest.mark.parametrize(("pandas_ms", "told"), [(2.0, "_iloc of pandas"), (0.5, "torch.stack")])
+def test_of_what_holds_pythons_lock_few_samples_tell_what_a_line_calls(pandas_ms, told):
+    rows, joined = (
+        StackFrame(file, 0, name, False) for file, name in (("pandas", "_iloc"), ("", "torch.stack"))
+    )
+    found = heaviest([stack(8.0 - pandas_ms, MAIN, joined), stack(pandas_ms, MAIN, rows)])
+    assert found.calls == found.entry == told
+
+
+@pytest.mark.parametrize(
+    ("line", "library", "zeroed_bytes", "is_moved"),
+    [
+        pytest.param(18, "draw", 0.0, True, id="python-before-it"),
+        pytest.param(18, "draw", 1e6, False, id="which-fills-gradients"),
+        pytest.param(18, "backward", 0.0, False, id="a-pass-before-it"),
+        pytest.param(22, "draw", 0.0, False, id="nothing-before-it"),
+    ],
+)
+def test_samples_in_zero_grad_are_of_the_line_before_it(line, library, zeroed_bytes, is_moved):
+    """Which holds Python's lock: zero_grad() lets go of it first."""
+    zero_grad = (MAIN, StackFrame("torch", 0, "Optimizer.zero_grad", False))
+    called = ENGINE if library == "backward" else StackFrame("python", 0, "Random.sample", False)
+    before = (at(line, "main", MAIN.file), called)
+    steps = [(step, 1000, "runs", *(before if step % 3 == 0 else zero_grad)) for step in range(2, 12)]
+    run = sampled_dataset([sampled(*steps)]).first
+    run = msgspec.structs.replace(
+        run, record=msgspec.structs.replace(run.noted, work=WorkOfStep(zeroed_bytes=zeroed_bytes))
+    )
+    samples = samples_of(run, run.ranks[0])
+    in_it = samples.leaf_is(lambda leaf: leaf.function == "Optimizer.zero_grad")
+    assert in_it.any() == (not is_moved)
