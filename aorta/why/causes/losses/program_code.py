@@ -285,7 +285,8 @@ def fallen_back(judged: Run, account: Account) -> Iterator[CauseFinding]:
         facts["what"] = "compiled code that fell back to eager"
         facts["varies"] = one["varies"] or "what it is called with, or what it reads,"
         if not account.on_device:
-            is_sampled = bool(samples_of_ranks(judged.whole or judged))
+            samples = samples_of_ranks(judged.whole or judged)
+            is_sampled = sum(int(one.is_judged.sum()) for one in samples) >= FEWEST / LARGE
             if not is_sampled or sampled_ms(judged, at.file, at.function) >= LEAST * account.mean_step_ms:
                 facts["why_no_size"] = "no step shows what it takes when it is compiled"
                 yield CauseFinding("program_code", np.zeros(judged.num_judged), {}, facts, is_risk=True)
