@@ -751,6 +751,9 @@ def test_cores_that_one_process_leaves_out_are_a_cause_though_it_says_so(tmp_pat
     [cause] = found_causes(judge(load_run(folder, "run"))).listed
     assert cause.headline.startswith("cores that idle in train.py:7: 10.5 ms a step, 35 % [")
     assert cause.change.startswith("torch.set_num_threads(2) at train.py:7, or leave it out there")
+    run.environment = {"OMP_NUM_THREADS": "1"}
+    [cause] = found_causes(judge(load_run(run_of(tmp_path / "of_one", make, run, width=1), "run"))).listed
+    assert cause.change.endswith("without it torch takes the 1 of OMP_NUM_THREADS in the environment")
     write_stacks(folder, 0, COMMON, ("task", "forward", "locked_out", 1.0))
     single = dataset("run", [judge(load_run(folder, "run"))])
     told = found_causes(single.first)
@@ -759,16 +762,19 @@ def test_cores_that_one_process_leaves_out_are_a_cause_though_it_says_so(tmp_pat
 
 
 @pytest.mark.parametrize(
-    ("around", "world_size", "ms"),
+    ("cores", "around", "world_size", "ms"),
     [
-        pytest.param(4, 1, 0.7 * 0.75 * 30, id="to-one-of-four"),
-        pytest.param(4, 2, None, id="as-ranks-are"),
-        pytest.param(1, 1, None, id="to-all"),
-        pytest.param(None, 1, None, id="nobody-tells"),
+        pytest.param(1, 4, 1, 0.7 * 0.75 * 30, id="to-one-of-four"),
+        pytest.param(1, 4, 2, None, id="as-ranks-are"),
+        pytest.param(1, 1, 1, None, id="to-all"),
+        pytest.param(1, None, 1, None, id="nobody-tells"),
+        pytest.param(None, None, 1, None, id="nobody-looked"),
     ],
 )
-def test_a_process_alone_that_is_bound_to_few_cores_is_told_to_use_all(tmp_path, around, world_size, ms):
-    modes = {"num_threads": 1, "num_cores": 1, "num_cores_around": around, "bound_at": (TRAIN, 2)}
+def test_a_process_alone_that_is_bound_to_few_cores_is_told_to_use_all(
+    tmp_path, cores, around, world_size, ms
+):
+    modes = {"num_threads": 1, "num_cores": cores, "num_cores_around": around, "bound_at": (TRAIN, 2)}
     run = run_record(world_size, work=WorkOfStep(flops=1.0, lines=[]), program={"modes": modes})
 
     def make(rank, step, noise):

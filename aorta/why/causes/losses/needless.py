@@ -601,7 +601,10 @@ def _zeroed(judged: Run, account: Account, work: WorkOfStep) -> Iterator[CauseFi
     facts: dict[str, object] = {"op": "zeroed", "what": "gradients that are set to zero and added to"}
     facts |= {"zeroed_bytes": work.zeroed_bytes, "least_part": least_ms / lost_ms}
     more_ms = (most_ms - lost_ms) / work_ms * float(ms.mean())
-    yield CauseFinding("compute", lost_ms / work_ms * ms, takes, facts=facts, more_ms=more_ms)
+    evidence = ["gradients that are new in each step take new pages, which some virtual machines give slowly"]
+    yield CauseFinding(
+        "compute", lost_ms / work_ms * ms, takes, facts=facts, more_ms=more_ms, evidence=evidence
+    )
 
 
 def _part_of_attention(judged: Run, account: Account, work_ms: Floats) -> float:
@@ -748,6 +751,7 @@ def idle_cores(judged: Run, account: Account) -> Iterator[CauseFinding]:
         "alone_on": f"{cores}" if had is None else None,
         "used_cores": None if had is None else number(had.ranks + had.others),
         "enough": f"{enough}",
+        "omp_threads": judged.noted.environment.get("OMP_NUM_THREADS"),
     }
     yield CauseFinding("compute", part * work_ms, TAKES, facts=facts)
 
@@ -757,7 +761,8 @@ def bound_cores(judged: Run, account: Account) -> Iterator[CauseFinding]:
     from."""
     record, modes = judged.noted, noted_modes(judged.noted)
     cores, around = modes.get("num_cores") or 0, modes.get("num_cores_around") or 0
-    if account.on_device or record.work is None or record.world_size > 1 or cores > MOST_USED * around:
+    is_bound = 0 < cores <= MOST_USED * around
+    if account.on_device or record.work is None or record.world_size > 1 or not is_bound:
         return
     work_ms = work_ms_of(account)
     operators_ms = SMALL_CALL_MS * sum(line.operators for line in record.work.lines)

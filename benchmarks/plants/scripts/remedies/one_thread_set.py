@@ -1,6 +1,6 @@
 """
 cause: compute
-told: or leave it out there.*OMP_NUM_THREADS
+told: ^torch.set_num_threads.*OMP_NUM_THREADS
 """
 
 import torch
@@ -8,7 +8,8 @@ from measured import batch, network, steps
 from torch.nn.functional import cross_entropy
 
 torch.set_num_threads(1)
-# ->
+# -> import os
+# -> torch.set_num_threads(len(os.sched_getaffinity(0)))
 model = network(width=1024)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
 for _ in steps():
