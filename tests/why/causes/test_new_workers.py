@@ -48,17 +48,50 @@ def let_go_of(rank, step, noise):
     return host.after(12.0, "data").after(10.0, "data") if is_last(step) else host
 
 
-@pytest.mark.parametrize("make", [in_own_loop, a_batch_ahead, let_go_of])
-def test_all_that_comes_with_new_workers_is_one_loss(tmp_path, make):
-    """30 ms in the loader and 5 beside it, in one of seven steps: 5 ms a step, of which loading is sure."""
+@pytest.mark.parametrize(
+    ("make", "first_ms"),
+    [
+        pytest.param(in_own_loop, 0.0, id="one-request-has-all"),
+        pytest.param(a_batch_ahead, 8.0, id="a-batch-ahead"),
+        pytest.param(let_go_of, 8.0, id="let-go-of"),
+    ],
+)
+def test_all_that_comes_with_new_workers_is_one_loss(tmp_path, make, first_ms):
+    """30 ms in the loader and 5 beside it, in one of seven steps: 5 ms a step, of which loading is sure, but
+    for what the first batch takes that stays."""
     (cause,) = told(tmp_path / "run", make)
-    assert cause.ms == pytest.approx(35 / EPOCH, rel=0.1)
+    assert cause.ms == pytest.approx((35 - first_ms / 2) / EPOCH, rel=0.1)
     assert "every seventh step" in cause.subject
     assert "persistent_workers=True at train.py:41" in cause.change
     assert "num_workers=0" in cause.change
     low, high = cause.interval_ms
     assert low < 30 / EPOCH < high
     assert "start anew in each epoch" in cause.evidence[0]
+
+
+@pytest.mark.parametrize(
+    ("first_ms", "stays_ms"),
+    [
+        pytest.param(30.0, 30.0, id="within-what-workers-have-for-one"),
+        pytest.param(300.0, 63.0, id="two-workers-have-63-ms-for-one"),
+    ],
+)
+def test_workers_that_stay_make_the_first_batch_as_well(tmp_path, first_ms, stays_ms):
+    """100 ms until the workers run are lost for sure; of the wait for their first batch half is told."""
+
+    def make(rank, step, noise):
+        host = Host()
+        if is_first(step):  # the last request, and the iterator
+            host.work(20.0, "data").work(80.0, "data")
+        host.work(first_ms if is_first(step) else 0.5, "data")
+        return host.work(30.5 * noise.gauss(1, 0.01)).work(0.5, "optimizer", "SGD")
+
+    (cause,) = told(tmp_path / "run", make)
+    all_ms = 100 + first_ms
+    assert cause.ms == pytest.approx((all_ms - stays_ms / 2) / EPOCH, rel=0.05)
+    low, high = cause.interval_ms
+    assert low < (all_ms - stays_ms) / EPOCH < all_ms / EPOCH < high
+    assert "workers that stay do not have to start for it, but to make it" in cause.evidence[1]
 
 
 def evaluated(rank, step, noise):
