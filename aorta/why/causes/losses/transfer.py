@@ -4,6 +4,7 @@ communicator; what remains is the transfer itself, of the operation that is expo
 Which collectives stick out is read from a few steps whose details were kept.
 """
 
+import math
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -11,6 +12,7 @@ from itertools import islice, pairwise, takewhile
 
 import numpy as np
 
+from aorta.account.cause import MENDED_ERROR
 from aorta.account.judge.cells import Exposed
 from aorta.account.judge.sites import gathers_parameters, sites_of
 from aorta.account.load.measures import noted_modes, noted_program
@@ -281,25 +283,26 @@ def _repeated(transfer_ms: Floats, in_turn_ms: Floats, repeats: int) -> CauseFin
 
 
 def _take_what_hides(finding: CauseFinding, judged: Run, op: str, repeats: int) -> None:
-    """On a CPU what is hidden takes cores and bandwidth of the backward pass: between nothing and all of its
-    time goes as well, and half is told. Copies into buckets and back are at most more."""
+    """On a CPU what is hidden takes cores and bandwidth of the backward pass, and copies into buckets and
+    back are part of that: between nothing and all of either goes as well. Half is told. Hardly all of both
+    goes at once; where neither costs anything, what is exposed is left."""
     all_ms, bare_ms = (judged.mean_of(of_operation(name, op)) or 0.0 for name in ("comm_ms", "exposed_ms"))
     needless, sure_ms = 1 - 1 / repeats, finding.mean_ms
-    hidden_ms = max(all_ms - bare_ms, 0.0) * needless
+    hidden_ms, copied_ms = max(all_ms - bare_ms, 0.0) * needless, 0.0
     if not sure_ms > 0 or not hidden_ms > 0:
         return
-    told_ms = sure_ms + hidden_ms / 2
-    finding.ms = finding.ms * (told_ms / sure_ms)
-    finding.takes = {cells: part * sure_ms / told_ms for cells, part in finding.takes.items()}
-    finding.takes["hidden", "compute"] = 1 - sure_ms / told_ms
-    finding.more_ms = hidden_ms / 2
-    finding.facts |= {"hidden_ms": hidden_ms, "least_part": sure_ms / told_ms}
     if "bucket_view" not in program_of(judged.noted)[0] and op == "all_reduce":
         threads = noted_modes(judged.noted).get("num_threads") or 1
         moved_bytes = needless * (judged.mean_of(of_operation("bytes", op)) or 0.0)
         copied_ms = PASSES_OF_BUCKETS * moved_bytes / (threads * CPU_BYTES_PER_S) * 1e3
-        finding.more_ms += copied_ms
-        finding.facts["copied_ms"] = copied_ms or None
+    told_ms = sure_ms + (hidden_ms + copied_ms) / 2
+    finding.ms = finding.ms * (told_ms / sure_ms)
+    finding.takes = {cells: part * sure_ms / told_ms for cells, part in finding.takes.items()}
+    finding.takes["hidden", "compute"] = 1 - sure_ms / told_ms
+    finding.size_error = math.hypot(hidden_ms, copied_ms) / 2 / told_ms
+    least_ms = told_ms * math.exp(-math.hypot(MENDED_ERROR, finding.size_error))
+    finding.facts |= {"hidden_ms": hidden_ms, "copied_ms": copied_ms or None}
+    finding.facts["least_part"] = min(sure_ms / least_ms, 1.0)
 
 
 def _in_turn(exposed: Exposed) -> Floats:
