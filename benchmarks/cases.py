@@ -10,8 +10,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from aorta.config import Config, resolve_layout
+from aorta.config.layout import resolve_layout
 from aorta.config.load import config_from_settings
+from aorta.config.structs import Config
 from aorta.launcher import launched_rank
 from aorta.record import Recorder
 from aorta.training.setup import BatchFeed, choose_device, set_arithmetic, start_process_group

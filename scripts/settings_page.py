@@ -15,7 +15,7 @@ import ast  # noqa: E402
 
 import msgspec  # noqa: E402
 
-from aorta.config import Config  # noqa: E402
+from aorta.config.structs import Config  # noqa: E402
 
 PAGE = ROOT / "docs" / "settings.md"
 HEAD = """# Settings

@@ -13,7 +13,8 @@ from pathlib import Path
 import click
 import pytest
 
-from aorta.config import load_config, validate
+from aorta.config.layout import validate
+from aorta.config.load import load_config
 from aorta.errors import ConfigError
 from aorta.queues.cli import main as queues
 from aorta.training.command import training_parser

@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, Store
 
-from aorta.config import HangConfig, ProfilingConfig
+from aorta.config.structs import HangConfig, ProfilingConfig
 from aorta.device.backend import accelerator
 from aorta.errors import InstrumentError
 from aorta.hang.watchdog import Watchdog

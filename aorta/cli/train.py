@@ -66,7 +66,8 @@ def train_command(
 
 def refuse_mistakes(num_ranks: int, config: str, overrides: tuple[str, ...]) -> None:
     """ConfigError for settings that each rank would refuse, before torch is imported or a rank started."""
-    from aorta.config import load_config, validate
+    from aorta.config.layout import validate
+    from aorta.config.load import load_config
 
     validate(load_config(config, overrides), num_ranks)
 

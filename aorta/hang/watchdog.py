@@ -24,7 +24,7 @@ from typing import Any, Self
 import msgspec
 import torch
 
-from aorta.config import HangConfig
+from aorta.config.structs import HangConfig
 from aorta.device.backend import backend_of
 from aorta.errors import AortaError
 from aorta.files import regular_descriptor

@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from aorta.config import ProfilingConfig
+from aorta.config.structs import ProfilingConfig
 from aorta.errors import AortaError
 from aorta.merge.lines import (
     Coverage,

@@ -13,7 +13,8 @@ from typing import NamedTuple
 
 from aorta.config.yaml_files import read_yaml
 from aorta.errors import ConfigError
-from aorta.hardware import Hardware, hardware_name_of, load_hardware
+from aorta.hardware.names import hardware_name_of
+from aorta.hardware.part import Hardware, load_hardware
 from aorta.projection.model import Model
 from aorta.projection.plan import RATES, Plan
 from aorta.projection.prices import Anchor, Pricer

@@ -26,7 +26,7 @@ import msgspec
 
 from aorta.config.yaml_files import near
 from aorta.errors import ProjectionError
-from aorta.hardware import Hardware
+from aorta.hardware.part import Hardware
 from aorta.projection.estimates import KernelEstimate, estimate
 from aorta.timeline.collective import busbw_factor
 

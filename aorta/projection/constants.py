@@ -6,7 +6,7 @@ from typing import Any, TypeVar
 
 from aorta.config.yaml_files import convert, read_yaml
 from aorta.errors import ConfigError
-from aorta.hardware import NumberSource, sourced_values
+from aorta.hardware.part import NumberSource, sourced_values
 
 PATH = Path(__file__).resolve().with_suffix(".yaml")
 Section = TypeVar("Section")

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 import msgspec
 
 from aorta.errors import ProjectionError
-from aorta.hardware import Hardware, RatioInterval
+from aorta.hardware.part import Hardware, RatioInterval
 
 
 class KernelEstimate(msgspec.Struct, frozen=True):

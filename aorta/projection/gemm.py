@@ -24,7 +24,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aorta.errors import ProjectionError
-from aorta.hardware import Hardware, RatioInterval, boost_flops, dtype_bytes, rate_interval, sustained_flops
+from aorta.hardware.part import (
+    Hardware,
+    RatioInterval,
+    boost_flops,
+    dtype_bytes,
+    rate_interval,
+    sustained_flops,
+)
 from aorta.projection.estimates import KernelEstimate, estimate
 
 LAYOUTS = ("TN", "NN", "NT")

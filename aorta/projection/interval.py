@@ -13,7 +13,8 @@ from typing import Literal, NamedTuple
 
 import msgspec
 
-from aorta.hardware import Hardware, hardware_names, load_hardware
+from aorta.hardware.names import hardware_names
+from aorta.hardware.part import Hardware, load_hardware
 from aorta.projection.constants import constants
 from aorta.projection.model import KINDS, Model
 from aorta.projection.plan import Plan

@@ -7,7 +7,7 @@ Column-parallel layers divide out by tp, row-parallel ones in.
 from collections.abc import Iterable, Iterator
 from typing import Literal, NamedTuple
 
-from aorta.hardware import dtype_bytes
+from aorta.hardware.part import dtype_bytes
 from aorta.projection.model import Model
 from aorta.projection.ops import BF16, CollectiveOp, Elementwise, GemmOp, Op, OverlapMode
 from aorta.projection.plan import Plan

@@ -8,7 +8,7 @@ from typing import Literal, NamedTuple
 
 import msgspec
 
-from aorta.hardware import dtype_bytes
+from aorta.hardware.part import dtype_bytes
 from aorta.projection import pipeline
 from aorta.projection.constants import constants
 from aorta.projection.model import KINDS, Model

@@ -8,7 +8,7 @@ import click
 
 from aorta.command_line import Decorated, option_group
 from aorta.errors import ConfigError
-from aorta.hardware import Hardware, load_hardware
+from aorta.hardware.part import Hardware, load_hardware
 from aorta.projection.model import Model, load_model
 from aorta.projection.plan import COUNTS, Plan, RecomputeModule, check_count
 from aorta.projection.software import load_stack, planned

@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from aorta.hardware import Hardware, RatioInterval, numbers
+from aorta.hardware.part import Hardware, RatioInterval, numbers
 from aorta.projection.interval import with_anchor_bounds
 from aorta.projection.memory import MemoryEstimate
 from aorta.projection.model import Model

@@ -7,7 +7,7 @@ from typing import Any, Literal, NamedTuple
 
 import msgspec
 
-from aorta.hardware import Hardware, StepFactors, sustained_flops
+from aorta.hardware.part import Hardware, StepFactors, sustained_flops
 from aorta.projection.collectives import collective_time, domain_size, rank_group
 from aorta.projection.constants import constants
 from aorta.projection.estimates import KernelEstimate, estimate, memory_bound

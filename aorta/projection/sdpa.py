@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aorta.errors import ProjectionError
-from aorta.hardware import Hardware, SdpaEfficiency, boost_flops, dtype_bytes, rate_interval
+from aorta.hardware.part import Hardware, SdpaEfficiency, boost_flops, dtype_bytes, rate_interval
 from aorta.projection.estimates import KernelEstimate, estimate
 from aorta.projection.gemm import power_flops
 

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from aorta.errors import AortaError, ConfigError
-from aorta.hardware import Hardware
+from aorta.hardware.part import Hardware
 from aorta.projection import stages
 from aorta.projection.interval import layout_noise
 from aorta.projection.memory import MemoryEstimate, memory

@@ -15,7 +15,7 @@ import msgspec
 
 from aorta.config.yaml_files import convert, near, read_yaml
 from aorta.errors import ConfigError
-from aorta.hardware import Hardware
+from aorta.hardware.part import Hardware
 from aorta.projection.model import Model
 from aorta.projection.plan import Plan, RestsOn
 

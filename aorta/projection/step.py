@@ -6,7 +6,7 @@
 import math
 from typing import Any, NamedTuple
 
-from aorta.hardware import Hardware
+from aorta.hardware.part import Hardware
 from aorta.projection import passes, pipeline
 from aorta.projection.chunks import chunk_key, exchange_s, timed_chunks
 from aorta.projection.interval import Widening, anchored_widenings, bounds, widenings

@@ -8,7 +8,7 @@ import msgspec
 
 from aorta.config.yaml_files import near
 from aorta.errors import NOT_JSON, AortaError, ConfigError
-from aorta.hardware import Hardware
+from aorta.hardware.part import Hardware
 from aorta.projection.memory import memory
 from aorta.projection.model import Model
 from aorta.projection.plan import Plan

@@ -152,7 +152,8 @@ def peak_record(devices: Sequence[Mapping[str, Any]], precision: str | None) -> 
     if precision is None:
         raise UnknownPeak("the precision is not known: give aorta.instrument precision, such as 'bf16'")
     try:
-        from aorta.hardware import hardware_name_of, load_hardware  # PyYAML, which recording does without
+        from aorta.hardware.names import hardware_name_of  # PyYAML, which recording does without
+        from aorta.hardware.part import load_hardware  # PyYAML, which recording does without
     except ImportError as error:
         raise UnknownPeak(not_installed(error) or str(error)) from error
     hardware_name = hardware_name_of(names[0])

@@ -21,7 +21,7 @@ from typing import Any, Self
 import torch
 from torch.profiler import ProfilerAction, ProfilerActivity, profile, schedule
 
-from aorta.config import ProfilingConfig
+from aorta.config.structs import ProfilingConfig
 from aorta.device.backend import accelerator
 from aorta.records.requests import CapturePlan, plan_capture, read_plan, read_request, trace_name
 

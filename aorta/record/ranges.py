@@ -9,7 +9,7 @@ from typing import Any, Self
 import torch
 from torch._C._distributed_c10d import ProcessGroup, Work
 
-from aorta.config import ProfilingConfig
+from aorta.config.structs import ProfilingConfig
 from aorta.device.backend import accelerator
 from aorta.record.interception.works import Launch, Observer
 from aorta.timeline.types import STEP_ANNOTATION

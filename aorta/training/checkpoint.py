@@ -33,7 +33,7 @@ from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_di
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
-from aorta.config import Config
+from aorta.config.structs import Config
 from aorta.device.backend import accelerator
 from aorta.errors import NOT_JSON, ConfigError
 from aorta.files import write_whole

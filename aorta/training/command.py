@@ -11,7 +11,8 @@ from typing import NoReturn
 
 import torch
 
-from aorta.config import load_config, validate
+from aorta.config.layout import validate
+from aorta.config.load import load_config
 from aorta.device.kernel_records import KernelRecordsUnavailable, name_tool
 from aorta.errors import AortaError
 from aorta.launcher import is_first_of_machine, is_first_rank, launched_rank, rank_text

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.utils.checkpoint import checkpoint
 
-from aorta.config import ModelConfig
+from aorta.config.structs import ModelConfig
 
 TENSOR_PARALLEL_PLAN: dict[str, Literal["replicated_input", "colwise", "rowwise"]] = {
     "attention": "replicated_input",

@@ -29,7 +29,8 @@ from torch.distributed.tensor.parallel import (
 from torch.distributed.tensor.placement_types import Placement
 from torch.nn.parallel import DistributedDataParallel
 
-from aorta.config import CompileConfig, Config, Layout
+from aorta.config.layout import Layout
+from aorta.config.structs import CompileConfig, Config
 
 log = logging.getLogger("aorta")
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32, "tf32": torch.float32}

@@ -17,7 +17,8 @@ from torch import Tensor, nn
 from torch._C._distributed_c10d import HashStore, PrefixStore, Store
 from torch.distributed.rendezvous import rendezvous
 
-from aorta.config import Config, Layout, SchedulerConfig
+from aorta.config.layout import Layout
+from aorta.config.structs import Config, SchedulerConfig
 from aorta.device.backend import accelerator, backend_of
 from aorta.errors import ConfigError
 from aorta.launcher import LaunchedRank

@@ -22,7 +22,8 @@ from torch import Tensor
 from torch._C._distributed_c10d import Store
 
 from aorta.attach.instrument import instrument
-from aorta.config import Config, HangConfig, Layout, validate
+from aorta.config.layout import Layout, validate
+from aorta.config.structs import Config, HangConfig
 from aorta.launcher import LaunchedRank, launched_rank
 from aorta.record.profiler import why_nothing_is_traced
 from aorta.record.ranges import Ranges

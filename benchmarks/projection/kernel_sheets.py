@@ -20,7 +20,7 @@ import numpy as np
 from projection.measured_steps import LeftOut
 
 from aorta.errors import AortaError, ProjectionError
-from aorta.hardware import Hardware, RatioInterval
+from aorta.hardware.part import Hardware, RatioInterval
 from aorta.projection.collectives import collective_time, rank_group
 from aorta.projection.estimates import KernelEstimate, memory_bound
 from aorta.projection.gemm import TileGemm

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from projection.fitted import FITTED, prior_shift, slope_of
 from projection.measured_steps import Row, pricer_of
 
-from aorta.hardware import RatioInterval
+from aorta.hardware.part import RatioInterval
 from aorta.projection.interval import WIDTHS, Widening, width_of
 from aorta.projection.prices import Factors, factors_of
 from aorta.projection.step import Projection, project

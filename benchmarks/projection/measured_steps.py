@@ -13,7 +13,8 @@ import msgspec
 import numpy as np
 
 from aorta.errors import AortaError, ConfigError
-from aorta.hardware import Hardware, hardware_names, load_hardware
+from aorta.hardware.names import hardware_names
+from aorta.hardware.part import Hardware, load_hardware
 from aorta.projection.model import ExpertShape, Model
 from aorta.projection.plan import Plan
 from aorta.projection.prices import Factors, Pricer, factors_of

@@ -14,7 +14,8 @@ import msgspec
 from projection.measured_steps import LeftOut, Row
 
 from aorta.errors import AortaError, ConfigError
-from aorta.hardware import Hardware, hardware_names, load_hardware, part_name
+from aorta.hardware.names import hardware_names, part_name
+from aorta.hardware.part import Hardware, load_hardware
 from aorta.projection.memory import memory
 from aorta.projection.model import Model, load_model
 from aorta.projection.plan import Plan, RecomputeModule

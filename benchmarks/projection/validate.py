@@ -46,7 +46,7 @@ from projection.measured_steps import (
 from projection.published import PUBLISHED, read_published
 
 from aorta.errors import AortaError, ConfigError
-from aorta.hardware import load_hardware, sustained_flops, vendor_step
+from aorta.hardware.part import load_hardware, sustained_flops, vendor_step
 from aorta.projection.interval import NOT_IN_VIEW, WIDTHS, Widening, bounds
 from aorta.projection.memory import memory
 from aorta.projection.model import models

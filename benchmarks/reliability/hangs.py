@@ -38,7 +38,7 @@ from reliability.hang_cases import CASES, PAUSES, Case, Pause, Program  # noqa: 
 from torch._C._distributed_c10d import PrefixStore, TCPStore  # noqa: E402
 
 import aorta  # noqa: E402
-from aorta.config import HangConfig  # noqa: E402
+from aorta.config.structs import HangConfig  # noqa: E402
 from aorta.errors import AortaError  # noqa: E402
 from aorta.hang.find import find, sentence  # noqa: E402
 from aorta.hang.last_calls import with_last_calls  # noqa: E402

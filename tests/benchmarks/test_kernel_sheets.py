@@ -5,7 +5,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from aorta.hardware import load_hardware
+from aorta.hardware.part import load_hardware
 from tests.larger_data import FOLDER, needs_data
 
 sys.path.append(str(Path(__file__).resolve().parents[2] / "benchmarks"))

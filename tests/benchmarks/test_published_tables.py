@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from aorta.errors import ConfigError
-from aorta.hardware import load_hardware
+from aorta.hardware.part import load_hardware
 from aorta.projection.cli import main
 from aorta.projection.memory import memory
 from aorta.projection.model import load_model

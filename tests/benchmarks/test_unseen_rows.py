@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from aorta.hardware import hardware_names, load_hardware
+from aorta.hardware.names import hardware_names
+from aorta.hardware.part import load_hardware
 from aorta.projection.model import load_model
 
 sys.path.append(str(Path(__file__).resolve().parents[2] / "benchmarks"))

@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from aorta.config import Config
+from aorta.config.structs import Config
 
 SECTIONS = {field.name: field.type for field in msgspec.structs.fields(Config)}
 SETTINGS = [(section, key) for section, struct in SECTIONS.items() for key in struct.__struct_fields__]

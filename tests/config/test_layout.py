@@ -2,8 +2,8 @@ from pathlib import Path
 
 import pytest
 
-from aorta.config import Layout, load_config, validate
-from aorta.config.load import config_from_settings
+from aorta.config.layout import Layout, validate
+from aorta.config.load import config_from_settings, load_config
 from aorta.errors import ConfigError
 
 CONFIG_FILES = sorted(Path("config").glob("*.yaml"))

@@ -1,6 +1,7 @@
 import pytest
 
-from aorta.config import Config, load_config
+from aorta.config.load import load_config
+from aorta.config.structs import Config
 from aorta.errors import ConfigError
 
 

@@ -7,7 +7,7 @@ import torch
 import torch.distributed as dist
 
 import aorta
-from aorta.config import HangConfig
+from aorta.config.structs import HangConfig
 from aorta.hang.watchdog import Watchdog
 
 HANGS_IN_STEP = 3

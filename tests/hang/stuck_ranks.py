@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch._C import _distributed_c10d as c10d
 from torch._C._distributed_c10d import TCPStore
 
-from aorta.config import HangConfig
+from aorta.config.structs import HangConfig
 from aorta.hang import meeting, watchdog
 from aorta.hang.watchdog import Watchdog
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from aorta.config import HangConfig
+from aorta.config.structs import HangConfig
 from aorta.hang.find import find, sentence
 from aorta.hang.last_calls import MOST_GROUPS, CallCounts, GroupCount, read_counts, with_last_calls
 from aorta.hang.report import CallState, GroupState, HangReport

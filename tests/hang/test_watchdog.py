@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from aorta.config import HangConfig
+from aorta.config.structs import HangConfig
 from aorta.hang.find import find, sentence
 from aorta.hang.report import read_reports
 from aorta.hang.watchdog import MOST_REMEMBERED_STEPS, Watchdog

@@ -7,14 +7,8 @@ from statistics import median
 import pytest
 
 from aorta.errors import ConfigError, ProjectionError
-from aorta.hardware import (
-    Hardware,
-    hardware_names,
-    load_hardware,
-    numbers,
-    sustained_flops,
-)
-from aorta.hardware.names import PARTS_DIR
+from aorta.hardware.names import PARTS_DIR, hardware_names
+from aorta.hardware.part import Hardware, load_hardware, numbers, sustained_flops
 from aorta.projection.estimates import memory_bound
 from tests.larger_data import TRACES, why_missing
 

@@ -3,7 +3,8 @@ from pathlib import Path
 import pytest
 
 from aorta.errors import ProjectionError
-from aorta.hardware import hardware_name_of, load_hardware
+from aorta.hardware.names import hardware_name_of
+from aorta.hardware.part import load_hardware
 from aorta.projection.model import load_model
 from aorta.queues.harness.metrics import device_bound_ms
 from aorta.queues.workload import DeviceWork

@@ -1,6 +1,6 @@
 import pytest
 
-from aorta.hardware import load_hardware
+from aorta.hardware.part import load_hardware
 from aorta.projection.model import load_model
 from aorta.projection.plan import Plan
 from aorta.projection.prices import Pricer

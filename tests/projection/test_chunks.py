@@ -3,7 +3,7 @@
 import pytest
 
 from aorta.errors import ConfigError
-from aorta.hardware import load_hardware
+from aorta.hardware.part import load_hardware
 from aorta.projection.model import load_model
 from aorta.projection.pipeline import Chunk, duration_s
 from aorta.projection.plan import Plan

@@ -4,7 +4,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aorta.errors import ProjectionError
-from aorta.hardware import hardware_names, load_hardware
+from aorta.hardware.names import hardware_names
+from aorta.hardware.part import load_hardware
 from aorta.projection.collectives import ALGORITHMS, OPS, RankGroup, busbw_limit, collective_time, rank_group
 from aorta.timeline.collective import busbw_factor
 

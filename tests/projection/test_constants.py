@@ -6,7 +6,7 @@ import pytest
 
 from aorta.config.yaml_files import read_yaml
 from aorta.errors import ConfigError
-from aorta.hardware import load_hardware
+from aorta.hardware.part import load_hardware
 from aorta.projection import constants as module
 from aorta.projection.constants import constants
 from aorta.projection.interval import WIDTHS

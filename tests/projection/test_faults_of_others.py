@@ -13,7 +13,7 @@ import pytest
 import aorta.projection
 from aorta.config.yaml_files import convert
 from aorta.errors import ConfigError
-from aorta.hardware import load_hardware
+from aorta.hardware.part import load_hardware
 from aorta.projection import layers
 from aorta.projection.collectives import RankGroup, collective_time, rank_group
 from aorta.projection.gemm import TileGemm

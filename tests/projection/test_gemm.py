@@ -6,7 +6,8 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from aorta.errors import ProjectionError
-from aorta.hardware import Hardware, hardware_names, load_hardware, sustained_flops
+from aorta.hardware.names import hardware_names
+from aorta.hardware.part import Hardware, load_hardware, sustained_flops
 from aorta.projection.gemm import GemmSize, TileGemm, power_flops
 
 GPUS = st.sampled_from(hardware_names())

@@ -1,6 +1,6 @@
 import pytest
 
-from aorta.hardware import load_hardware
+from aorta.hardware.part import load_hardware
 from aorta.projection import layers
 from aorta.projection.model import load_model
 from aorta.projection.ops import AttentionOp, CollectiveOp, GemmOp, Scan

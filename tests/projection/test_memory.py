@@ -1,7 +1,7 @@
 import msgspec
 import pytest
 
-from aorta.hardware import load_hardware
+from aorta.hardware.part import load_hardware
 from aorta.projection.memory import layer_activation_bytes, memory
 from aorta.projection.model import ExpertShape, Model, load_model
 from aorta.projection.plan import Plan

@@ -5,7 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aorta.hardware import hardware_names, load_hardware
+from aorta.hardware.names import hardware_names
+from aorta.hardware.part import load_hardware
 from aorta.projection.collectives import OPS, RankGroup, collective_time, rank_group
 from aorta.projection.model import load_model
 from aorta.projection.plan import Plan

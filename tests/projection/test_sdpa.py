@@ -7,7 +7,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from aorta.errors import ProjectionError
-from aorta.hardware import hardware_names, load_hardware
+from aorta.hardware.names import hardware_names
+from aorta.hardware.part import load_hardware
 from aorta.projection.sdpa import AttentionSize, TileSdpa
 
 GPUS = st.sampled_from(hardware_names())

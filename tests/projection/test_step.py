@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aorta.errors import AortaError
-from aorta.hardware import load_hardware
+from aorta.hardware.part import load_hardware
 from aorta.projection.model import load_model
 from aorta.projection.plan import Plan
 from aorta.projection.prices import Pricer

@@ -4,8 +4,8 @@ import msgspec
 import pytest
 from click.testing import CliRunner
 
-from aorta.hardware import hardware_names, load_hardware
-from aorta.hardware.part import Hardware
+from aorta.hardware.names import hardware_names
+from aorta.hardware.part import Hardware, load_hardware
 from aorta.projection.cli import main
 from aorta.projection.model import load_model
 from aorta.projection.plan import Plan

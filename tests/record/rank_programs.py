@@ -430,7 +430,7 @@ def train_digest(folder: str, parallel: dict[str, Any], model: dict[str, Any], r
     """Losses and parameters of 6 steps, as one string that is equal only if every bit is."""
     import hashlib
 
-    from aorta.config import resolve_layout
+    from aorta.config.layout import resolve_layout
     from aorta.config.load import config_from_settings
     from aorta.launcher import launched_rank
     from aorta.training.setup import BatchFeed, set_arithmetic

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from aorta.config import ProfilingConfig
+from aorta.config.structs import ProfilingConfig
 from aorta.record import profiler
 from aorta.record.profiler import ProfilerWindow, export_trace, in_child, writes_chrome
 from tests.limits import AT_ONCE_S

@@ -14,7 +14,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils.checkpoint import checkpoint, set_checkpoint_early_stop
 
 import aorta
-from aorta.config import ModelConfig
+from aorta.config.structs import ModelConfig
 from aorta.record.collective_names import LearnedNames
 from aorta.records.reader import read_steps
 from aorta.steps.notes import CollectiveCall, Group, RecordedStep

@@ -2,7 +2,7 @@
 
 import pytest
 
-from aorta.hardware import load_hardware
+from aorta.hardware.part import load_hardware
 from aorta.record.description import UnknownPeak, peak_record, precision_of
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from aorta.config import ProfilingConfig
+from aorta.config.structs import ProfilingConfig
 from aorta.record.profiler import ProfilerWindow
 from aorta.records.perfetto import write_perfetto
 from aorta.records.reader import read_steps

@@ -6,7 +6,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from aorta.config import ProfilingConfig
+from aorta.config.structs import ProfilingConfig
 from aorta.device.marks import HostClock
 from aorta.record.cpu_observer import CpuObserver
 from aorta.record.interception.switch import Interception

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from aorta.config import ProfilingConfig
+from aorta.config.structs import ProfilingConfig
 from aorta.record import profiler
 from aorta.record.profiler import ProfilerWindow, why_nothing_is_traced
 

@@ -1,6 +1,6 @@
 import pytest
 
-from aorta.config import SchedulerConfig
+from aorta.config.structs import SchedulerConfig
 from aorta.training.setup import LossScale, learning_rate
 
 

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
-from aorta.config import validate
+from aorta.config.layout import validate
 from aorta.config.load import config_from_settings
 from aorta.errors import ConfigError
 from aorta.launcher import launched_rank

@@ -26,7 +26,8 @@ from aorta.account.load.rank.kernels import (
 from aorta.account.metrics import of_operation, operations
 from aorta.account.model import Dataset
 from aorta.account.numbers import number, percent, quantity
-from aorta.hardware import Hardware, hardware_name_of, load_hardware
+from aorta.hardware.names import hardware_name_of
+from aorta.hardware.part import Hardware, load_hardware
 from aorta.records.schema import KERNEL_CLASSES
 
 if TYPE_CHECKING:

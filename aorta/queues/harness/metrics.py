@@ -267,7 +267,8 @@ def device_bound_ms(work: DeviceWork | None, device: str) -> Metric:
     if work is None:
         return not_measured("ms", "the workload does not state its arithmetic")
     try:
-        from aorta.hardware import hardware_name_of, load_hardware
+        from aorta.hardware.names import hardware_name_of
+        from aorta.hardware.part import load_hardware
     except ImportError as error:
         return not_measured("ms", f"rates of GPUs cannot be read: {error}")
     name = hardware_name_of(device)

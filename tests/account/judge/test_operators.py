@@ -7,7 +7,7 @@ import pytest
 
 from aorta.account.judge.kernels import operator_rows
 from aorta.cli import main
-from aorta.hardware import load_hardware
+from aorta.hardware.part import load_hardware
 from aorta.traces.inventory import Inventory, LaunchQueue, WorkKey, WorkTimes, _launchers
 from tests.traces.kineto_events import kernel, launch, mark
 

@@ -2,7 +2,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from aorta.config import ModelConfig
+from aorta.config.structs import ModelConfig
 from aorta.training.model import MixtureOfExperts, route
 
 

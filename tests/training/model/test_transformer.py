@@ -2,7 +2,7 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from aorta.config import ModelConfig
+from aorta.config.structs import ModelConfig
 from aorta.training.model import Rope, Transformer, initial_value, train_flops_per_token
 
 CONFIG = ModelConfig(hidden=16, ffn=24, num_heads=4, num_kv_heads=2, num_layers=2, vocab_size=32)

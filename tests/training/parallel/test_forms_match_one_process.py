@@ -13,8 +13,9 @@ import torch
 import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
-from aorta.config import Config, Layout, validate
+from aorta.config.layout import Layout, validate
 from aorta.config.load import config_from_settings
+from aorta.config.structs import Config
 from aorta.training.model import Transformer, initial_value
 from aorta.training.parallel import clip_grad_norm, make_meshes
 from aorta.training.setup import SyntheticTokens, build_model

@@ -17,7 +17,8 @@ from aorta.account.load.rank.phases import PREFIX
 from aorta.account.metrics import THROTTLED, of_operation, operations
 from aorta.account.model import Run
 from aorta.account.rows import positive
-from aorta.hardware import Hardware, hardware_name_of, load_hardware
+from aorta.hardware.names import hardware_name_of
+from aorta.hardware.part import Hardware, load_hardware
 from aorta.why.causes.finding import Floats
 from aorta.why.causes.program import program_of
 
