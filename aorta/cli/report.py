@@ -41,7 +41,7 @@ def report_command(
 ) -> int:
     """Show where the time of each RUN goes.
 
-    RUN is the folder of a run (artifacts, for instance) or traces: Kineto, rocprofv3, Nsight Systems, JAX.
+    RUN is the folder of a run (artifacts, for instance) or traces: Kineto, rocprofv3, Nsight Systems.
     Writes a page, a Perfetto trace and summary.json. `aorta why RUN` is the long form: causes and
     what to change.
     """

@@ -1,8 +1,8 @@
-"""Traces of other tools: Kineto and JAX, rocprofv3, Nsight Systems. Each is read to one form, a RankTrace
+"""Traces of other tools: Kineto, rocprofv3, Nsight Systems. Each is read to one form, a RankTrace
 per rank.
 
 sources, sniff  which files of a folder are whose trace, and of which format
-kineto, kineto_file, jax_profiler, rocprof, rocpd, nsys
+kineto, kineto_file, rocprof, rocpd, nsys
                 the readers, one for each format: they fill in Activities
 host_calls, classify
                 what launched a kernel, and what it does by its name

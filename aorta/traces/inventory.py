@@ -181,7 +181,7 @@ def _launchers_of_rank(source: Source, rank: int) -> tuple[dict[int | str, Launc
     try:
         return _launchers(read_member(first, file.member) if file.member else read_bytes(first), file.name)
     except TraceError:
-        return {}, None  # JAX's traces have no operators of torch
+        return {}, None  # operators in a form of their own: the kernels were read
 
 
 def _launchers(data: bytes, location: str) -> tuple[dict[int | str, LaunchedBy], LaunchQueue | None]:

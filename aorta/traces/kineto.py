@@ -130,9 +130,7 @@ def _activities(
     by_category = _by_category(trace.events)
     activities = [e for e in trace.events if e.cat in CATEGORIES]
     if not activities:
-        raise TraceError(
-            f"{location} holds no GPU activity (kernels, copies): was the GPU traced? (JAX: give .xplane.pb)"
-        )
+        raise TraceError(f"{location} holds no GPU activity (kernels, copies): was the GPU traced?")
     args = [e.args or _NO_ARGS for e in activities]
     correlation = [a.correlation for a in args]
     calls = [e for cat in LAUNCH_CATEGORIES for e in by_category[cat] if e.args is not None]

@@ -20,7 +20,7 @@ from aorta.traces.rocpd import is_rocpd
 from aorta.traces.rocprof import kind_of_header
 
 Format = Literal[
-    "kineto", "rocprofv3-json", "rocprofv3-csv", "rocpd", "nsys", "xplane", "tar", "records", "drawing",
+    "kineto", "rocprofv3-json", "rocprofv3-csv", "rocpd", "nsys", "tar", "records", "drawing",
     "rocprofv3-sums", "rocprofv3-agents", "json", "other",
 ]  # fmt: skip
 """Formats of files. drawing: what a report draws of a run. rocprofv3-sums: its statistics by name, without
@@ -63,8 +63,6 @@ def sniff(path: Path) -> Content:
             if is_rocpd(database):
                 return Content("rocpd")
             return Content("nsys" if is_nsys(database) else "other")
-    if path.name.endswith(".xplane.pb"):
-        return Content("xplane", rank_in_name(str(path)))
     head = _unpacked_head(start, path)
     is_named_tar = path.name.endswith((".tar", ".tar.gz", ".tgz"))
     if head[TAR_MAGIC] == b"ustar" or (is_named_tar and head[:1] not in (b"{", b"[")):

@@ -22,7 +22,6 @@ from aorta.processes import parallel_map, usual_jobs
 from aorta.records.files import STEPS_FILE
 from aorta.traces.classify import COMM_RULES, CommRule
 from aorta.traces.files import read_bytes
-from aorta.traces.jax_profiler import XPLANE_SUFFIX, parse_xplane
 from aorta.traces.kineto import parse_kineto
 from aorta.traces.model import RANK_ASSUMED, RankTrace, rank_in_name
 from aorta.traces.nsys import nsys_processes, read_nsys
@@ -37,12 +36,9 @@ KIND_OF_FORMAT: dict[str, Kind] = {
     "rocprofv3-csv": "rocprofv3",
     "rocpd": "rocprofv3",
     "nsys": "nsys",
-    "xplane": "kineto",
 }
-KNOWN = "Kineto or JAX traces, rocprofv3 output (JSON, CSV, rocpd) or an Nsight Systems SQLite export"
-CANDIDATE = re.compile(
-    r"\.(json|json\.gz|xplane\.pb|tar|tar\.gz|tgz|db|rpd|sqlite|sqlite3|csv|csv\.gz)$", re.IGNORECASE
-)
+KNOWN = "Kineto traces, rocprofv3 output (JSON, CSV, rocpd) or an Nsight Systems SQLite export"
+CANDIDATE = re.compile(r"\.(json|json\.gz|tar|tar\.gz|tgz|db|rpd|sqlite|sqlite3|csv|csv\.gz)$", re.IGNORECASE)
 CSV_NAME = re.compile(r"^(?P<capture>.*?)_?(kernel|memory_copy|(hip|hsa|rccl|marker)\w*)_trace\.csv(\.gz)?$")
 RESULTS_NAME = re.compile(r"^(?P<capture>.*?)(_results)?\.(json|json\.gz|db)$")
 PREFERRED: dict[str, int] = {"rocprofv3-json": 0, "rocpd": 1, "rocprofv3-csv": 2}
@@ -153,8 +149,6 @@ def _read(file: TraceFile, rules: Sequence[CommRule]) -> RankTrace:
     data = read_member(first, file.member) if file.member else read_bytes(first)
     if file.format == "kineto":
         return parse_kineto(data, file.name, **options)
-    if file.format == "xplane":
-        return parse_xplane(data, file.name, **options)
     return parse_rocprofv3_json(data, file.name, rank=file.rank, **options)
 
 
@@ -278,9 +272,6 @@ def _folder_contents(folder: Path) -> Contents:
             faults.append(error)
     for paths in tables.values():
         contents += _csv_sets(paths)
-    # JAX writes a capture in both of its formats: XPlane tells more.
-    jax_captures = {f.paths[0].removesuffix(XPLANE_SUFFIX) for f, c in contents if c.format == "xplane"}
-    contents = [(f, c) for f, c in contents if f.paths[0].removesuffix(".trace.json.gz") not in jax_captures]
     if contents and faults:
         raise faults[0]
     if not contents:

@@ -252,16 +252,6 @@ def byte_inputs() -> Iterator[Input]:
     for word, name in {"a path out of it": "../../rank0.json", "an absolute path": "/etc/rank0.json"}.items():
         yield Input("archive", f"tar with {word}", partial(of_bytes, data=tar(name), name="a.tar"))
     yield Input("archive", "tar cut", partial(of_bytes, data=tar("rank0.json")[:700], name="a.tar"))
-    binary = {
-        "nothing": b"",
-        "no field": b"\x07",
-        "length beyond the end": b"\x0a\xff\xff\xff\x7f",
-        "number without end": b"\xff" * 64,
-        "a plane that nests": b"\x0a\x02\x1a\x00" * 1000,
-        "text": b"hello",
-    }
-    for word, data in binary.items():
-        yield Input("xplane", word, partial(of_bytes, data=data, name="vm.xplane.pb"))
     tables = {
         "SQLite header alone": ("a.db", b"SQLite format 3\0"),
         "SQLite of noise": ("a.db", b"SQLite format 3\0" * 999),

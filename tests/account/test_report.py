@@ -507,7 +507,7 @@ def broken_trace(tmp_path, kind):
             return path, "holds no GPU activity"
         case "text":
             path.write_text("hello")
-            return path, "is not one of Kineto or JAX traces"
+            return path, "is not one of Kineto traces"
         case "damaged gzip":
             path = tmp_path / "trace.json.gz"
             path.write_bytes(gzip.compress(whole.encode())[:-9])

@@ -191,8 +191,6 @@ def test_the_compute_stream_is_the_one_that_computes_longest():
         ("mi250_toy_kineto.json.gz", [1, 2]),
         # One step[DECODE bs=32], 36 layers of 15 kernels in one graph.
         ("mi300x_sglang_decode_kineto.json.gz", [0]),
-        # Five passes of one convolution on each of 8 GPUs; no StepTraceAnnotation.
-        ("mi300x_x2_jax.xplane.pb", [0]),
         # Two steps of two of the ranks.
         ("ranks_0_1_of_128", [551, 552]),
         # Six steps of ResNet-50, marked by the profiler; the two differ in their loaders' workers.
