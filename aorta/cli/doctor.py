@@ -234,17 +234,14 @@ def _distributed() -> DoctorCheck:
 
 def _telemetry() -> DoctorCheck:
     from aorta.device.backend import accelerator
+    from aorta.device.telemetry import INSTALLS_AMDSMI
 
     if not accelerator().is_available():
         return DoctorCheck("telemetry", "not needed", "no GPU")
     if accelerator().kind == "hip":
-        tools = ["amdsmi"] if importlib.util.find_spec("amdsmi") else []
-        tools += ["amd-smi"] if shutil.which("amd-smi") else []
-        if tools:
-            return DoctorCheck("telemetry", "works", ", ".join(tools))
-        return DoctorCheck(
-            "telemetry", "missing", "neither amdsmi nor amd-smi found", "install amdsmi (part of ROCm)"
-        )
+        if importlib.util.find_spec("amdsmi"):
+            return DoctorCheck("telemetry", "works", "amdsmi")
+        return DoctorCheck("telemetry", "missing", "module amdsmi not installed", INSTALLS_AMDSMI)
     if importlib.util.find_spec("pynvml"):
         import pynvml
 

@@ -1,14 +1,10 @@
 """Power, clocks, temperature and throttling of one device, sampled beside the training loop.
 
-`TelemetrySampler` is the thread; it asks one source: NVML on NVIDIA's devices; on AMD's the amdsmi module,
-or else the amd-smi command.
+`TelemetrySampler` is the thread; it asks one source: NVML on NVIDIA's devices, the amdsmi module on AMD's.
 """
 
-import json
 import logging
 import re
-import shutil
-import subprocess
 import threading
 import time
 from collections.abc import Callable
@@ -23,9 +19,6 @@ from aorta.records.schema import DeviceKind, DeviceRecord
 
 log = logging.getLogger(__name__)
 
-_MIN_COMMAND_INTERVAL_S = 1.0
-"""Shortest interval of a source that starts a program for each sample."""
-
 # Source: NVML API reference, nvmlClocksEventReasons. Idle (1) is no limit on a clock and left out.
 _CLOCK_LIMITS = {
     0x2: "applications_clocks_setting",
@@ -39,6 +32,8 @@ _CLOCK_LIMITS = {
 }
 _IDLE = 0x1
 
+INSTALLS_AMDSMI = "pip install /opt/rocm/share/amd_smi"
+"""ROCm brings the module as a folder."""
 _UNSUPPORTED = {0xFFFF, 0xFFFFFFFF, 0xFFFFFFFFFFFFFFFF}
 """Values by which amdsmi says that it has none."""
 
@@ -65,8 +60,7 @@ class TelemetrySource(Protocol):
 class TelemetrySampler:
     """Samples a torch device every interval_s in a daemon thread, from start() to stop().
 
-    latest() reads one attribute and never waits. NVML and amdsmi are asked in the process; where only the
-    amd-smi command is there, one process runs per interval, of at least a second.
+    latest() reads one attribute and never waits. No process is started.
 
     device_index: torch's index; None on CPU.
     """
@@ -86,7 +80,6 @@ class TelemetrySampler:
         self._latest: DeviceRecord | None = None
         self._thread: threading.Thread | None = None
         self._stopping = threading.Event()
-        self._command = Command()
 
     def latest(self) -> DeviceRecord | None:
         return self._latest
@@ -107,10 +100,9 @@ class TelemetrySampler:
         # torch is asked here and not in the thread: the first question initialises the device.
         identity = _identity(self._device_index)
         self._stopping = threading.Event()
-        self._command = Command()
         self._thread = threading.Thread(
             target=self._run,
-            args=(identity, self._stopping, self._command),
+            args=(identity, self._stopping),
             name="aorta-telemetry",
             daemon=True,
         )
@@ -121,35 +113,31 @@ class TelemetrySampler:
         if self._thread is None:
             return
         self._stopping.set()
-        self._command.stop()
         self._thread.join(timeout_s)
         if self._thread.is_alive():
             log.warning("the telemetry thread does not end and is left behind")
         self._thread = None
 
-    def _run(self, identity: DeviceIdentity, stopping: threading.Event, command: "Command") -> None:
+    def _run(self, identity: DeviceIdentity, stopping: threading.Event) -> None:
         try:
-            source = self._open(identity, command)
+            source = self._open(identity)
             if source is None:
                 return
-            interval_s = self.interval_s
-            if isinstance(source, AmdSmiCommandSource):
-                interval_s = max(interval_s, _MIN_COMMAND_INTERVAL_S)
             while not stopping.is_set():
                 self._sample(source)
-                stopping.wait(interval_s)
+                stopping.wait(self.interval_s)
             source.close()
         except Exception as error:  # a vendor's library may raise anything; training goes on without it
             self._latest = None
             self.reason = f"telemetry failed: {error!r}"
             log.warning("%s", self.reason)
 
-    def _open(self, identity: DeviceIdentity, command: "Command") -> TelemetrySource | None:
+    def _open(self, identity: DeviceIdentity) -> TelemetrySource | None:
         try:
             if self._platform == "cuda":
                 return NvmlSource(identity)
             if self._platform == "hip":
-                return _open_amd(identity, command)
+                return AmdsmiSource(identity)
             raise NotMeasured(f"telemetry of {self._platform} devices is not known")
         except NotMeasured as why:
             self.reason = str(why)
@@ -165,18 +153,6 @@ class TelemetrySampler:
 def _identity(device_index: int) -> DeviceIdentity:
     properties = accelerator().properties(device_index)
     return DeviceIdentity(uuid=device_uuid(properties), pci_address=pci_address(properties))
-
-
-def _open_amd(identity: DeviceIdentity, command: "Command") -> TelemetrySource:
-    """The first of AMD's sources that answers; NotMeasured with the reasons of both."""
-    try:
-        return AmdsmiSource(identity)
-    except NotMeasured as why:
-        of_module = why
-    try:
-        return AmdSmiCommandSource(command, identity)
-    except NotMeasured as why:
-        raise NotMeasured(f"{of_module}; {why}") from None
 
 
 class NvmlSource:
@@ -263,7 +239,7 @@ class AmdsmiSource:
         try:
             import amdsmi
         except ImportError:
-            raise NotMeasured("the Python module amdsmi is not installed") from None
+            raise NotMeasured(f"the Python module amdsmi is not installed: {INSTALLS_AMDSMI}") from None
         self._smi: Any = amdsmi
         try:
             amdsmi.amdsmi_init()
@@ -312,101 +288,6 @@ class AmdsmiSource:
             self._smi.amdsmi_shut_down()
         except self._smi.AmdSmiException:
             return
-
-
-# -- a source that starts a program for each sample ------------------------------------------------------
-
-
-class Command:
-    """Runs one program at a time, and can be stopped from another thread."""
-
-    timeout_s = 20.0
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._process: subprocess.Popen[str] | None = None
-        self._stopped = False
-
-    def output(self, *command: str) -> str:
-        """Standard output of a command, whatever its exit status. Raises NotMeasured where there is none."""
-        name = command[0]
-        path = shutil.which(name)
-        if path is None:
-            raise NotMeasured(f"{name} is not on PATH")
-        with self._lock:
-            if self._stopped:
-                raise NotMeasured("telemetry is stopped")
-            process = self._process = subprocess.Popen(
-                [path, *command[1:]],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                text=True,
-                errors="replace",
-            )
-        try:
-            output, errors = process.communicate(timeout=self.timeout_s)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
-            raise NotMeasured(f"{name} did not answer within {self.timeout_s:g} s") from None
-        finally:
-            with self._lock:
-                self._process = None
-        if not output.strip():
-            last_line = (errors.strip().splitlines() or ["no output"])[-1]
-            raise NotMeasured(f"{name} exited {process.returncode}: {last_line}")
-        return output
-
-    def stop(self) -> None:
-        with self._lock:
-            self._stopped = True
-            if self._process is not None:
-                self._process.kill()
-
-
-class AmdSmiCommandSource:
-    """Starts amd-smi for each sample, for this GPU only."""
-
-    def __init__(self, command: Command, identity: DeviceIdentity) -> None:
-        self._command = command
-        for gpu in self._gpus("list"):
-            if _same_device(_get(gpu, "bdf"), identity):
-                self._gpu = str(gpu["gpu"])
-                return
-        raise NotMeasured(f"amd-smi does not list the device {identity.pci_address}")
-
-    def _gpus(self, *arguments: str) -> list[Any]:
-        answer = _parse_json(self._command.output("amd-smi", *arguments, "--json"), "amd-smi")
-        gpus = _get(answer, "gpu_data") or answer  # a bare list before amd-smi 25.4
-        return gpus if isinstance(gpus, list) else []
-
-    def sample(self) -> DeviceRecord:
-        gpus = self._gpus("metric", "--gpu", self._gpu)
-        if not gpus:
-            raise NotMeasured("amd-smi metric lists no GPU")
-        gpu = gpus[0]
-        temperature = _get(gpu, "temperature")
-        return DeviceRecord(
-            sample_unix_ns=time.time_ns(),
-            power_w=_first_number(_get(gpu, "power"), "socket_power", "current_socket_power"),
-            sm_clock_mhz=_first_number(_get(gpu, "clock", "gfx_0"), "clk"),
-            memory_clock_mhz=_first_number(_get(gpu, "clock", "mem_0"), "clk"),
-            temperature_c=_first_number(temperature, "hotspot", "edge"),
-            throttling=_throttling(_get(gpu, "power", "throttle_status")),
-            utilization_percent=_first_number(_get(gpu, "usage"), "gfx_activity"),
-        )
-
-    def close(self) -> None:
-        pass
-
-
-def _parse_json(text: str, name: str) -> Any:
-    start = re.search(r"^[\[{]", text, re.MULTILINE)  # warnings may come first
-    try:
-        return json.loads(text[start.start() if start else 0 :])
-    except ValueError as error:
-        raise NotMeasured(f"{name} printed no JSON: {error}") from error
 
 
 # -- values in the answers of the vendors' tools -------------------------------------------------------
