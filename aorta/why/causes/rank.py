@@ -25,7 +25,7 @@ from aorta.account.judge.contradictions import please_report
 from aorta.account.judge.cores import cores_had
 from aorta.account.judge.judged import MOST_NUMBERS, last_holds_the_end, looked_at
 from aorta.account.judge.late import LateRank, steps_left_out
-from aorta.account.judge.occasional import Occasions, occasions, of_all_steps
+from aorta.account.judge.occasional import Occasions, half_width, occasions, of_all_steps
 from aorta.account.judge.outside import rank_outside
 from aorta.account.judge.phases import growth_text, line_of_evaluation
 from aorta.account.judge.stacks import in_modules, is_a_wait, sampled_ms, samples_of
@@ -694,6 +694,9 @@ def worth(finding: CauseFinding, global_step: NDArray[np.int64]) -> Worth:
         few = f"too few judged steps for an interval: {len(finite)} of {MIN_STEPS}"
         return Worth(mean, None, few, is_rare, lasts=finding.is_sure)
     _, interval = side([estimated])
+    if finding.facts.get("op") == "batches":  # chance deals them anew in each step: what drifts is no memory
+        half = half_width(finite)
+        interval = max(interval[0], mean - half), min(interval[1], mean + half)
     return Worth(mean, interval, "", is_rare, lasts=finding.is_sure)
 
 

@@ -28,6 +28,7 @@ from aorta.account.judge.late import (
     steps_left_out,
 )
 from aorta.account.judge.phases import TITLES, phases_of_ranks
+from aorta.account.load.measures import num_local_ranks
 from aorta.account.load.rank.host import AFTER, CPU, READY, UNTIL_UPDATE
 from aorta.account.load.rank.host import PREFIX as HOST
 from aorta.account.load.rank.kernels import COUNT, TIME
@@ -68,6 +69,11 @@ STEADY = 0.7
 AS_LONG, LEAST_OF_KERNELS = 1.1, 0.02
 """Time of a class of kernels over that of other ranks, up to which they are as fast there; of those ranks'
 kernels, that a class must have to tell."""
+SHARED = 3.0
+"""Of what equal work saves on a CPU by the times of its ranks, over what may be left of it: while the others
+wait, a rank has memory's bandwidth and the caches alone, and where threads of one core are shown as cores,
+the other thread of each: two of these at work take up to five thirds of the time. Of three programs 0.3, 0.8
+and 0.9 of it were left."""
 UNEQUAL = 1.1
 """Bytes of a rank's all_to_all over the mean of the ranks; passes of a late rank over those of the others."""
 PART_KINDS: tuple[tuple[str, CauseKind], ...] = (
@@ -339,10 +345,19 @@ def _of_shared_work(
     found.shorten(1 - 1 / num)
     mine, others = _of_rank(parts.compute_ms, late)
     found.kind = "imbalance"
+    _share_machine(found, judged)
     found.facts |= {"op": "batches" if _differ(judged) else "kernels", "mine_ms": mine, "others_ms": others}
     found.facts["at"] = judged.noted.work and judged.noted.work.model_at
     found.facts["equal_ms"] = others + (mine - others) / num
     return found
+
+
+def _share_machine(found: CauseFinding, judged: Run) -> None:
+    """Of equal work on a CPU: of ranks of one machine, told is the middle of what is left and all of it."""
+    if judged.source == "host" and num_local_ranks(judged.noted) > 1:
+        found.facts["unshared_ms"], found.facts["rest_ms"] = found.mean_ms, 0.0
+        found.shorten(SHARED**-0.5)
+        found.size_error = math.log(SHARED) / 2
 
 
 def _longer_passes(judged: Run, late: Lateness) -> str | None:
@@ -708,7 +723,7 @@ def uneven_batches(run: Run, parts: Parts, exposed: Exposed) -> Iterator[CauseFi
     beyond = max(follows(exposed.lost_to_ms, work), 1.0) if parts.on_device else math.inf
     worst = int(np.bincount(row, loss, len(run.ranks)).argmax())
     is_one = (row == worst).mean() >= NEARLY_ALL  # in fewer, chance deals longer batches to one rank
-    yield CauseFinding(
+    found = CauseFinding(
         "imbalance",
         loss,
         takes={WAIT: 1.0},
@@ -728,6 +743,8 @@ def uneven_batches(run: Run, parts: Parts, exposed: Exposed) -> Iterator[CauseFi
         # Beside a collective that waits kernels are slower: without it the others would wait longer.
         more_ms=max(float(np.median(waited) - loss.mean()), 0.0),
     )
+    _share_machine(found, run)
+    yield found
 
 
 def _differ(judged: Run) -> bool:
