@@ -39,11 +39,11 @@ def test_the_vendors_profiler_where_it_is_installed(
 
 @pytest.mark.parametrize("profiler", ["rocprofv3", "nsys"])
 def test_the_run_comes_last_and_the_trace_where_it_was_asked_for(profiler: str) -> None:
-    run = ["python", "-m", "aorta.hw_queue_eval", "run", "hetero_kernels"]
-    command = command_line(profiler, Path("traces"), "hetero_kernels_streams8", run)  # type: ignore[arg-type]
+    run = ["python", "-m", "aorta.hw_queue_eval", "run", "moe"]
+    command = command_line(profiler, Path("traces"), "moe_streams8", run)  # type: ignore[arg-type]
     assert command[0] == profiler
     assert command[-len(run) :] == run
-    assert any("hetero_kernels_streams8" in part for part in command)
+    assert any("moe_streams8" in part for part in command)
 
 
 @pytest.mark.heavy

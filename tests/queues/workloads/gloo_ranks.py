@@ -65,7 +65,7 @@ def corrupted_on_one_rank() -> list[bool]:
 
 def lanes_are_kept() -> bool:
     """A second set of lanes takes the communicators of the first one, each lane one of its own."""
-    with driven(find("comms_compute_overlap"), 3, None, dist.group.WORLD) as ran:
+    with driven(find("moe"), 3, None, dist.group.WORLD) as ran:
         first, again = (make_lanes(ran.workload.context, 2) for _ in range(2))
         same = all(a.group is b.group for a, b in zip(first, again, strict=True))
         return same and len({id(lane.group) for lane in first}) == 2

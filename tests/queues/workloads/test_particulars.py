@@ -17,7 +17,7 @@ from tests.queues.workloads.driver import driven
 
 EXPECTED = {
     "P0": {"hetero_kernels", "tiny_kernel_stress", "large_gemm_only"},
-    "P1": {"comms_compute_overlap"},
+    "P1": {"comms_compute_overlap", "moe"},
     "P2": {"graph_subgraphs"},
     "P3": {"async_dataload"},
 }
@@ -172,6 +172,12 @@ def test_graphs_are_refused_on_a_cpu():
     reason = find("graph_subgraphs").refusal(4, SubgraphOptions(graphs=True), "cpu", 1)
     assert reason is not None
     assert reason.startswith("--graphs captures CUDA or HIP graphs")
+
+
+def test_some_tokens_find_no_room_at_their_expert():
+    with driven(find("moe"), 3) as ran:
+        ran.iterate(1)
+        assert 0 < ran.workload.metrics()["dropped_share"] < 0.5
 
 
 @pytest.mark.parametrize("num_streams", range(1, 25))
