@@ -101,6 +101,13 @@ class ScaleOut(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     sustained_nic_bytes_per_s: float
 
 
+class HostLink(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Link from a GPU to the memory of its host."""
+
+    sustained_bytes_per_s: float
+    """Rate in one direction, pinned memory."""
+
+
 class Launch(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Time that a kernel costs beside its work."""
 
@@ -215,6 +222,7 @@ class Hardware(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     memory: PartMemory
     scale_up: ScaleUp
     scale_out: ScaleOut
+    host_link: HostLink
     launch: Launch
     efficiency: Efficiency
     step: StepFactors

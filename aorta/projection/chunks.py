@@ -30,8 +30,13 @@ from aorta.projection.streams import (
     merged,
     run,
     summed,
+    waiting,
 )
 
+OFFLOAD = "offload"
+"""Category of waits for copies of activations to and from the host."""
+KERNELS = frozenset({"gemm", "attention", "elementwise", "fp8_cast"})
+"""Categories of what runs on compute units alone."""
 Parts = tuple[Sequence[Priced], Priced, Sequence[Priced], Priced, Sequence[Priced]]
 
 
@@ -65,6 +70,7 @@ def chunk_key(stage: Stage) -> tuple[int, ...]:
 def _chunk(model: Model, stage: Stage, plan: Plan, pricer: Pricer) -> TimedChunk:
     """Times one micro-batch through one chunk, each pass by itself; gradients are exchanged elsewhere."""
     saved = 0.0
+    waits = offload_waits_s(stage, pricer)
     host_s = launch_s(model, stage, plan, pricer)
     if plan.is_fsdp:
         pass_lanes = _fsdp_lanes(stage, plan, pricer)
@@ -81,6 +87,12 @@ def _chunk(model: Model, stage: Stage, plan: Plan, pricer: Pricer) -> TimedChunk
         backward = summed([(runs[1], count) for runs, count in parts])
         middle = summed([(runs[2], count) for runs, count in parts])
         saved = max(0.0, forward.total_s + backward.total_s - middle.total_s)
+    if any(waits):
+        forward, backward = (
+            summed([(forward, 1), (waiting(waits[0], OFFLOAD), 1)]),
+            summed([(backward, 1), (waiting(waits[1], OFFLOAD), 1)]),
+        )
+        middle = summed([(middle, 1), (waiting(sum(waits), OFFLOAD), 1)])
     weight = 0.0
     if plan.schedule == "zero-bubble":
         weight = sum(
@@ -184,6 +196,24 @@ def _chain(forward: Parts, backward: Parts, plan: Plan, pricer: Pricer, count: i
 
 def _difference(larger: dict[str, float], smaller: dict[str, float]) -> dict[str, float]:
     return merged(larger, {category: -seconds for category, seconds in smaller.items()})
+
+
+def offload_waits_s(stage: Stage, pricer: Pricer) -> tuple[float, float]:
+    """Waits of one micro-batch's forward and backward pass for copies to and from the host.
+
+    The copies run beside the kernels of the pass and slow none of them (measured for GEMMs on one H200):
+    max(0, bytes / sustained rate of the host's link - kernels of the pass), each direction for itself.
+    """
+    if not stage.offloaded_bytes or OFFLOAD in pricer.disabled_terms:
+        return 0.0, 0.0
+    copy_s = stage.offloaded_bytes / pricer.hardware.host_link.sustained_bytes_per_s
+    forward_s = sum(_kernels_s(unit.forward) for unit in stage.blocks)
+    backward_s = sum(_kernels_s(unit.backward) for unit in stage.blocks)
+    return max(0.0, copy_s - forward_s), max(0.0, copy_s - backward_s)
+
+
+def _kernels_s(ops: Sequence[Priced]) -> float:
+    return sum(priced.seconds for priced in ops if priced.category in KERNELS)
 
 
 def _what_if(simulated: StreamRun, tasks: Sequence[StreamTask], plan: Plan) -> StreamRun:

@@ -113,7 +113,9 @@ class _Layer(NamedTuple):
     kept_bytes: float
     """Bytes kept from the forward pass to its backward pass."""
     backward_bytes: float
-    """Bytes that the backward pass reads: more where the layer is recomputed."""
+    """Bytes that the backward pass reads: more where the layer is recomputed or lies with the host."""
+    offloaded_bytes: float = 0.0
+    """Bytes that lie with the host between the passes."""
 
 
 class _RankParams(NamedTuple):
@@ -338,8 +340,16 @@ def _layer_sizes(model: Model, plan: Plan, layers: Iterable[int]) -> list[_Layer
             layer_bytes = by_kind[kind] = layer_activation_bytes(model, plan, kind)
         # A layer that is recomputed keeps its input alone.
         kept_bytes = layer_input if recomputes(model, plan, layer) else layer_bytes
-        sizes.append(_Layer(kept_bytes, layer_bytes))
+        offloaded = plan.activation_offload * kept_bytes
+        sizes.append(_Layer(kept_bytes - offloaded, layer_bytes, offloaded))
     return sizes
+
+
+def offloaded_bytes(model: Model, plan: Plan, layers: Iterable[int]) -> float:
+    """Activations that these layers send to the host, and read back, for one micro-batch."""
+    if not plan.activation_offload:
+        return 0.0
+    return sum(layer.offloaded_bytes for layer in _layer_sizes(model, plan, layers))
 
 
 def _activations_in_flight(layers: list[_Layer], model: Model, plan: Plan, rank: int) -> float:
@@ -352,7 +362,8 @@ def _activations_in_flight(layers: list[_Layer], model: Model, plan: Plan, rank:
     flying = pipeline.in_flight(
         rank, plan.pp, plan.vpp, plan.num_micro_batches, plan.schedule == "zero-bubble"
     )
-    return kept_bytes * flying
+    # What the layer before is still being copied out of, beside the one that computes.
+    return kept_bytes * flying + max((layer.offloaded_bytes for layer in layers), default=0.0)
 
 
 def _while_backward(layers: list[_Layer], activations: float) -> list[float]:

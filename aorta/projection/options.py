@@ -94,6 +94,12 @@ PLAN_OPTIONS: tuple[Callable[[Any], Any], ...] = (
     click.option("--enable-deepep/--no-deepep", "deepep", default=None),
     _flag("ep-overlap", "Exchange of tokens beside another micro-batch."),
     _flag("cuda-graphs", "Kernels launched as recorded graphs."),
+    click.option(
+        "--activation-offload",
+        type=float,
+        metavar="X",
+        help="Share of the activations kept in the host's memory between the passes.",
+    ),
     click.option("--fsdp-overlap", type=float, metavar="X", help="What if: share of FSDP traffic hidden."),
 )
 WHAT_IF_OPTIONS: tuple[Callable[[Any], Any], ...] = (

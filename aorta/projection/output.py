@@ -26,6 +26,7 @@ TERMS = {
     "dp_comm": "gathers of weights and reductions of gradients",
     "pp_comm": "transfers between pipeline stages",
     "fsdp_copy": "copies around FSDP's buffers",
+    "offload": "copies of activations to the host and back",
     "optimizer": "optimizer",
     "host": "launches by the host",
 }

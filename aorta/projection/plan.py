@@ -79,6 +79,9 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     exchanges included. every_second_gemm: with all element-wise work, what torchtitan calls selective."""
     recompute_layers: int | None = None
     """Layers that full recomputation covers, spread evenly over the model; None: all."""
+    activation_offload: float = 0.0
+    """Share of the activations that layers keep for the backward pass which lies in the host's memory between
+    the passes, copied beside the compute of other layers."""
     early_stop: bool = True
     """Full recomputation outside Megatron stops when all saved tensors are back, as torch's
     checkpoints do from 2.1 on and its compiler does; its last product is not."""
@@ -261,6 +264,8 @@ def _positive(plan: Plan) -> None:
     check_count("global_batch_size", plan.global_batch_size, maximum=MOST**2)
     if plan.fsdp_overlap is not None and not 0 <= plan.fsdp_overlap <= 1:
         raise ConfigError(f"--fsdp-overlap is a share between 0 and 1, got {plan.fsdp_overlap}")
+    if not 0 <= plan.activation_offload <= 1:
+        raise ConfigError(f"--activation-offload is a share between 0 and 1, got {plan.activation_offload}")
 
 
 def _world(plan: Plan) -> None:
@@ -391,6 +396,8 @@ def layout_text(plan: Plan) -> str:
         "mtp": plan.mtp,
         plan.task: plan.task != "pretrain",
     }
+    if plan.activation_offload:
+        flags[f"offload {plan.activation_offload:g}"] = True
     extra = "".join(f" {name}" for name, is_set in flags.items() if is_set)
     if plan.recompute_modules:
         recompute = "+".join([*([recompute] if recompute != "none" else []), *plan.recompute_modules])

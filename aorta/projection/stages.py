@@ -31,10 +31,23 @@ class Stage(NamedTuple):
     last: Unit | None
     units: tuple[Unit, ...]
     """All of these in their order."""
+    offloaded_bytes: float = 0.0
+    """Activations of one micro-batch that go to the host and come back."""
 
 
-def build(model: Model, plan: Plan, pricer: Pricer, block_range: range, first: bool, last: bool) -> Stage:
-    """The units of layers block_range, with embedding and output where asked."""
+def build(
+    model: Model,
+    plan: Plan,
+    pricer: Pricer,
+    block_range: range,
+    first: bool,
+    last: bool,
+    copied_bytes: float = 0.0,
+) -> Stage:
+    """The units of layers block_range, with embedding and output where asked.
+
+    copied_bytes: activations of one micro-batch that go to the host.
+    """
 
     def priced(ops: Iterable[Op]) -> tuple[Priced, ...]:
         return tuple(pricer.price(op) for op in ops)
@@ -70,7 +83,7 @@ def build(model: Model, plan: Plan, pricer: Pricer, block_range: range, first: b
         work = layers.autocast(work, output_params, plan)
         bottom = Unit("output", priced(work.forward), priced(work.backward), output_params + model.hidden)
     units = tuple(unit for unit in (top, *blocks, bottom) if unit is not None)
-    return Stage(top, tuple(blocks), bottom, units)
+    return Stage(top, tuple(blocks), bottom, units, copied_bytes)
 
 
 def unit_name(kind: str) -> str:

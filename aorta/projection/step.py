@@ -8,8 +8,9 @@ from typing import Any, NamedTuple
 
 from aorta.hardware.part import Hardware
 from aorta.projection import passes, pipeline
-from aorta.projection.chunks import chunk_key, exchange_s, timed_chunks
+from aorta.projection.chunks import OFFLOAD, chunk_key, exchange_s, offload_waits_s, timed_chunks
 from aorta.projection.interval import Widening, anchored_widenings, bounds, widenings
+from aorta.projection.memory import offloaded_bytes
 from aorta.projection.model import Model
 from aorta.projection.ops import BF16, FP32, CollectiveOp
 from aorta.projection.passes import DataParallel, exposed_edges_s
@@ -80,7 +81,7 @@ def project(model: Model, plan: Plan, pricer: Pricer) -> Projection:
 
 
 def _single(model: Model, plan: Plan, pricer: Pricer) -> Projection:
-    stage = build(model, plan, pricer, range(model.num_layers), True, True)
+    stage = _built(model, plan, pricer, range(model.num_layers), True, True)
     num_micro_batches = plan.num_micro_batches
     # A first, a middle and a last one; all are alike where each gathers and reduces.
     num_simulated = min(num_micro_batches, 2 if plan.is_fsdp and plan.grad_sync == "each" else 3)
@@ -108,6 +109,9 @@ def _single(model: Model, plan: Plan, pricer: Pricer) -> Projection:
             total += repeated * exchange_s(lanes.tasks[marks[0] : marks[1]])
         stalls["dp_comm"] = (1 - plan.fsdp_overlap) * total
         slowed = 0.0
+    waits_s = sum(offload_waits_s(stage, pricer)) * num_micro_batches
+    if waits_s:
+        stalls = merged(stalls, {OFFLOAD: waits_s})
     host_s = launch_s(model, stage, plan, pricer) * num_micro_batches
     parts = StepParts(work, stalls, slowed, 0.0, host_s, *_params([stage]))
     return _assemble(model, plan, pricer, parts, stage)
@@ -157,9 +161,14 @@ def build_stages(model: Model, plan: Plan, pricer: Pricer) -> list[list[Stage]]:
     begin = 0
     for position, count in enumerate(counts):
         block_range = range(begin, begin + count)
-        built.append(build(model, plan, pricer, block_range, position == 0, position == number - 1))
+        built.append(_built(model, plan, pricer, block_range, position == 0, position == number - 1))
         begin += count
     return [[built[chunk * plan.pp + rank] for chunk in range(plan.vpp)] for rank in range(plan.pp)]
+
+
+def _built(model: Model, plan: Plan, pricer: Pricer, block_range: range, first: bool, last: bool) -> Stage:
+    copied_bytes = offloaded_bytes(model, plan, block_range)
+    return build(model, plan, pricer, block_range, first, last, copied_bytes)
 
 
 def micro_batches(

@@ -376,3 +376,8 @@ def summed(parts: list[tuple[StreamRun, int]]) -> StreamRun:
 def scaled(seconds: dict[str, float], times: float) -> dict[str, float]:
     """Seconds by category, each that many times."""
     return {category: value * times for category, value in seconds.items()}
+
+
+def waiting(seconds: float, cause: str) -> StreamRun:
+    """A run that does nothing but wait."""
+    return StreamRun([0.0], [seconds], {}, 0.0, {cause: seconds})
