@@ -4,7 +4,7 @@ import msgspec
 import pytest
 
 from aorta.errors import ConfigError
-from aorta.hardware import load_hardware
+from aorta.hardware.part import load_hardware
 from aorta.projection.memory import layer_activation_bytes, memory, offloaded_bytes
 from aorta.projection.model import load_model
 from aorta.projection.plan import Plan
