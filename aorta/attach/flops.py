@@ -579,13 +579,11 @@ class ModelCalls:
             if not within or one.fp64.total() >= WHOLE * one.flops:
                 within = [line]
             of_kind["fp64"] = Counter({max(within, key=one.fp64.__getitem__): one.fp64.total()})
-            if _freeze(kind[0], unread):
-                of_kind["unread"] = Counter(
-                    {
-                        line: one.flops
-                        - count_of(*kind, needs_gradient=False, is_cached=key in self._cached).flops
-                    }
-                )
+            if frozen := _freeze(kind[0], unread):
+                left = count_of(*kind, needs_gradient=False, is_cached=key in self._cached)
+                of_kind["unread"] = Counter({line: one.flops - left.flops})
+                for parameter in frozen:  # of a copy that other calls of the module share
+                    parameter.requires_grad_(True)
             asked = [leaf for leaf in tree_leaves(kind[1:]) if getattr(leaf, "is_asked", False)]
             if asked and key in counted:
                 for leaf in asked:
