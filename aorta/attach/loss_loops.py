@@ -1,5 +1,6 @@
-"""What lies between a model and its loss: loops over operators, and operators that go through the weights
-themselves instead of activations, such as a penalty on each; and what they take."""
+"""What lies between a model and its loss: loops over operators, operators that go through the weights
+themselves instead of activations, such as a penalty on each, and those that hand large tensors to each other;
+and what they take."""
 
 import math
 import time
@@ -21,6 +22,31 @@ VIEWS = ("View", "Permute", "TBackward", "Transpose", "Expand", "Alias", "squeez
 PRODUCTS = ("mm", "Mm", "Linear", "Matmul", "Dot", "Mv")
 OF_ROWS = ("Embedding", "Index", "Gather", "Select", "Slice", "Split", "Conv")
 """In names of operators: views move nothing, and those of a part of a tensor are left out."""
+JOINED = (
+    *(
+        "Mul",
+        "Add",
+        "Sub",
+        "Rsub",
+        "Div",
+        "Pow",
+        "Exp",
+        "Log",
+        "Softmax",
+        "Sigmoid",
+        "Tanh",
+        "Neg",
+        "Abs",
+        "Clamp",
+    ),
+    *("Sum", "Mean", "Sqrt", "Where", "Relu", "Softplus", "Norm", "Mse", "L1", "Huber", "KlDiv", "Entropy"),
+    *("Nll", "Copy", "Clone", "Max", "Min", "Masked"),
+)
+"""In names of operators that take as long as their bytes, and could be one function."""
+MOVES = ("Index", "Gather", "Select", "Slice", "Split", "Cat", "Stack", "Repeat")
+"""The same of what takes as long, and stays."""
+ONE_FUNCTION = 8
+"""Times that one goes through the largest tensor in both passes, as cross_entropy does."""
 FLOPS_PER_BYTE = 8
 """Of a CPU's core: what it multiplies while a byte passes through its memory."""
 ADDED = 3
@@ -29,12 +55,14 @@ ADDED = 3
 
 class _Between(NamedTuple):
     """Operators of a graph before the model's are reached; bytes that they move in both passes, of all and of
-    those that are called with nothing but weights; parameters that these go through."""
+    those that are called with nothing but weights; parameters that these go through; and of such bytes, what
+    is left where one function does it all: as many where it cannot."""
 
     names: Counter[str]
     num_bytes: float = 0.0
     weights_bytes: float = 0.0
     num_parameters: int = 0
+    least_bytes: float = 0.0
 
 
 class LossLoops:
@@ -99,11 +127,13 @@ class LossLoops:
             bytes=sum(one.num_bytes for one in passes),
             weights_bytes=sum(one.weights_bytes for one in passes),
             parameters=max(one.num_parameters for one in passes),
+            least_bytes=sum(one.least_bytes for one in passes),
         )
 
 
 def _between(roots: Iterable[Any], ends: Set[Any], inside: list[range], trained: Set[int]) -> _Between | None:
-    """None where no loop called them and they move little of the weights, or no end is reached."""
+    """None where no loop called them, they move little of the weights and hand little on, or no end is
+    reached."""
     left = [one.grad_fn for one in roots if getattr(one, "grad_fn", None) is not None]
     seen, is_reached, nodes = set(left), False, []
     while left and len(seen) < MOST_NODES:
@@ -123,15 +153,17 @@ def _between(roots: Iterable[Any], ends: Set[Any], inside: list[range], trained:
     between = _with_bytes(
         _Between(names), [node for _, node in sorted(nodes, key=lambda one: one[0])], trained
     )
-    is_loop = max(names.values(), default=0) >= LOOP
-    return between if is_loop or between.weights_bytes >= LARGE_BYTES else None
+    if max(names.values(), default=0) >= LOOP or between.weights_bytes >= LARGE_BYTES:
+        return between._replace(least_bytes=0.0)
+    is_handed = between.num_bytes >= max(LARGE_BYTES, 2 * between.least_bytes)
+    return between if is_handed else None
 
 
 def _with_bytes(between: _Between, nodes: list[Any], trained: Set[int]) -> _Between:
     """nodes: in the order of their calls."""
     of_weights: dict[Any, float] = {}
     """Bytes of what each gives, where it is called with weights, or what is computed of them, alone."""
-    total = of_all = 0.0
+    total = of_all = others = largest = 0.0
     added: dict[int, float] = {}
     for node in nodes:
         name, made = node.name(), _bytes_of(node)
@@ -152,7 +184,17 @@ def _with_bytes(between: _Between, nodes: list[Any], trained: Set[int]) -> _Betw
         moved = 0.0 if any(part in name for part in VIEWS) else 3 * sum(given) + 2 * made
         if is_product and moved and len(given) > 1:  # of two matrices in fp32, and of their gradients
             moved += 3 * 2 * math.sqrt(math.prod(sorted(given)[-2:]) * made / 4**3) / FLOPS_PER_BYTE
-        of_all += moved
+        of_all, largest = of_all + moved, max(largest, made)
+        is_joined = not is_product and any(part in name for part in JOINED)
+        others += (
+            0.0
+            if is_joined
+            else moved
+            if is_product or name.startswith(MOVES)
+            else math.inf
+            if moved
+            else 0.0
+        )
         if is_own:
             of_weights[node] = made
             total += moved
@@ -161,6 +203,7 @@ def _with_bytes(between: _Between, nodes: list[Any], trained: Set[int]) -> _Betw
         num_bytes=of_all,
         weights_bytes=total + ADDED * sum(added.values()),
         num_parameters=len(added),
+        least_bytes=ONE_FUNCTION * largest + others,
     )
 
 

@@ -521,7 +521,8 @@ class CallsOfFewRows(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LossLoop(msgspec.Struct, frozen=True, kw_only=True):
-    """Operators between the model and its loss: many, or such as go through weights and no activations."""
+    """Operators between the model and its loss: many, such as go through weights and no activations, or such
+    as hand large tensors to each other."""
 
     operators: int
     """Of a forward pass; the backward pass has as many."""
@@ -534,6 +535,8 @@ class LossLoop(msgspec.Struct, frozen=True, kw_only=True):
     """Of those that are called with parameters alone, and of adding their gradients to those of the model."""
     parameters: int = 0
     """That these go through."""
+    least_bytes: float = 0.0
+    """Of those that hand on: what one function for all would move. 0 of the others."""
 
 
 class WorkOfStep(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

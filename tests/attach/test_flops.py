@@ -442,6 +442,41 @@ def test_a_loop_over_operators_between_the_model_and_its_loss_is_timed(num, foun
         assert calls.loss_loop.ms > 0
 
 
+def smoothed(logits, targets):
+    target = F.one_hot(targets, SIDE).float() * 0.9 + 0.1 / SIDE
+    return -(target * torch.log(torch.softmax(logits, 1) + 1e-9)).sum(1).mean()
+
+
+@pytest.mark.parametrize(
+    ("loss_of", "is_found"),
+    [
+        pytest.param(smoothed, True, id="by-hand"),
+        pytest.param(lambda x, y: F.cross_entropy(x, y, label_smoothing=0.1), False, id="one-of-torchs"),
+        pytest.param(lambda x, y: F.cross_entropy(x[:, :4], y % 4), False, id="of-few-columns"),
+        pytest.param(
+            lambda x, y: smoothed(F.conv1d(x[None], torch.eye(SIDE)[:, :, None])[0], y),
+            False,
+            id="with-another",
+        ),
+    ],
+)
+def test_a_loss_whose_operators_hand_large_tensors_to_each_other_is_told(loss_of, is_found):
+    """A softmax moves its result 5 times, adding, a logarithm and a product too, a sum 3 times: more than
+    twice what one function moves. What a convolution takes no bytes tell."""
+    model, calls = nn.Linear(4, SIDE), ModelCalls()
+    calls.begin_step([torch.optim.SGD(model.parameters(), 0.1)], 0)
+    loss = loss_of(model(torch.zeros(SIDE, 4)), torch.zeros(SIDE, dtype=torch.int64))
+    calls.backward_begins([loss], True)
+    loss.backward()
+    calls.end_step()
+    found = calls.loss_loop
+    assert (found is not None) is is_found
+    if found is not None:
+        assert found.bytes == pytest.approx(23 * 4 * SIDE**2, rel=0.01)
+        assert found.least_bytes == 8 * 4 * SIDE**2
+        assert found.ms > 0
+
+
 class Turned(nn.Module):
     """A weight near the identity, computed in each round."""
 
@@ -662,6 +697,14 @@ def test_a_trunk_needs_no_graph_where_no_gradient_goes_through_it(needs_gradient
     work = worked(model, torch.optim.SGD(model.head.parameters(), 0.1), call)
     assert work.unread
     assert work.unread_is_apart == (not needs_gradient)
+
+
+def test_a_module_that_no_optimizer_has_is_counted_in_each_of_its_calls():
+    """As of a loss that compares features of two images: of one a gradient goes on to what trains."""
+    features, model, x = nn.Linear(D, D), nn.Linear(D, D), torch.zeros(S, D)
+    call = lambda: features(model(x)) + features(x)  # noqa: E731
+    work = worked(model, torch.optim.SGD(model.parameters(), 0.1), call)
+    assert (work.unread, work.flops) == (2 * PRODUCT, 7 * PRODUCT)
 
 
 @pytest.mark.parametrize("kind", ["frozen", "by hand", "trained"])

@@ -797,6 +797,18 @@ def test_a_loop_between_the_model_and_its_loss_costs_what_was_timed(tmp_path):
     assert "_foreach_" in cause.change
 
 
+@pytest.mark.parametrize(("on_device", "ms"), [(False, 6.0 * 0.75), (True, None)])
+def test_a_loss_by_hand_costs_what_it_moves_beyond_one_function(on_device, ms, tmp_path):
+    """Of 20 MB 5, as far as it was timed."""
+    loop = LossLoop(operators=12, ms=6.0, bytes=20e6, least_bytes=5e6)
+    run = run_record(2, loss_loop=loop)
+    source = {"source": "kernels"} if on_device else {}
+    causes_of = found(tmp_path / "run", lambda rank, step, noise: (plain(noise), source), run)
+    told = [cause for cause in causes_of if "made by hand" in cause.subject]
+    assert [cause.ms for cause in told] == ([] if ms is None else [pytest.approx(ms, rel=0.01)])
+    assert all("cross_entropy with label_smoothing" in cause.change for cause in told)
+
+
 @pytest.mark.parametrize("is_timed", [True, False])
 def test_operators_on_weights_have_their_part_of_what_is_timed_before_the_loss(is_timed, tmp_path):
     """20 of 25 MB of 5 ms; where nobody timed them, 20 MB at 4 GB/s."""

@@ -105,6 +105,8 @@ OF_A_CALL_MS, AT_MOST_MS = 0.005, 0.1
 takes."""
 PASSES_OF_ZEROS = 4
 """Over gradients that are set to zero and added to: written, read with what is added, and written."""
+SLOWEST_BYTES_PER_S = 1e9
+"""At which operators of a loss, with powers and logarithms, go through memory on a CPU at least."""
 FROM_CACHES_BYTES_PER_S = 4e10
 """Of a core: at which it goes through weights that lie in its caches."""
 PASSES_OF_WEIGHTS = 6
@@ -225,9 +227,10 @@ def _all_of_it(judged: Run, account: Account) -> Iterator[CauseFinding]:
 
 
 def loss_loop(judged: Run, account: Account) -> Iterator[CauseFinding]:
-    """What a loop over operators takes between the model and its loss, and as many in the backward pass; or
-    of the operators there those that go through weights: their part of the time by bytes, and of what a
-    device waits for launches their part of the step's operators."""
+    """What a loop over operators takes between the model and its loss, and as many in the backward pass; of
+    few that hand on large tensors, what goes through memory beyond one function for all; or of those that go
+    through weights: their part of the time by bytes, and of what a device waits for launches their part of
+    the step's operators."""
     loop, work = judged.noted.loss_loop, judged.noted.work
     if loop is None:
         return
@@ -238,7 +241,13 @@ def loss_loop(judged: Run, account: Account) -> Iterator[CauseFinding]:
         "part_ms": loop.ms,
     }
     part_ms = loop.ms
-    if loop.weights_bytes >= LARGE_BYTES:
+    if loop.least_bytes and (account.on_device or part_ms is None):
+        return
+    if loop.least_bytes and part_ms is not None:
+        part_ms = min(part_ms, 1e3 * loop.bytes / SLOWEST_BYTES_PER_S) * (1 - loop.least_bytes / loop.bytes)
+        facts |= {"origin": "handed", "what": f"{loop.operators} operators of a loss that is made by hand"}
+        facts |= {"loss_bytes": loop.bytes, "one_bytes": loop.least_bytes, "least_part": HALF}
+    elif loop.weights_bytes >= LARGE_BYTES:
         those, hardware = counted(loop.parameters, "parameter"), part_of_device(judged)
         rate = CPU_BYTES_PER_S if hardware is None else hardware.memory.sustained_hbm_bytes_per_s
         part_ms = 1e3 * loop.weights_bytes / rate

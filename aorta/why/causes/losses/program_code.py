@@ -153,13 +153,27 @@ def program_code(
     has_no_model = judged.noted.not_measured.get("flops_per_step") in (NO_CALL, NO_OPTIMIZER)
     loop = judged.noted.loss_loop
     # Without a module that is the model, what comes before a backward pass is; a loop has its own cause.
-    only_behind = has_no_model or (loop is not None and (loop.ms is not None or bool(loop.weights_bytes)))
+    is_loop = loop is not None and not loop.least_bytes and (loop.ms is not None or bool(loop.weights_bytes))
+    only_behind = has_no_model or is_loop
+    # Of a loss that is made by hand, what is computed in the line that calls the model or below it.
+    forward = Seen.where(samples, lambda one: one.in_phase("forward"))
+    called = {
+        frame for path in forward.paths for frame in path if (frame.file, frame.outer_function) in loops
+    }
+    first = min((frame.line for frame in called), default=0) if loop is not None and loop.least_bytes else 0
     # What the program collects of garbage is its own cause.
     asked_for = lines_of_spans(judged, "garbage_collection")
     is_slow = None if slow is None else slow[0].among(slow[1], whole.global_step[whole.judged_steps])[0]
 
+    def is_of_loss(path: list[StackFrame]) -> bool:
+        line = _group_of(path, loops)[0]
+        is_operator = path[-1].is_program or is_of_torch(path[-1])
+        return line is not None and 0 < first <= line[2] and is_operator
+
     def is_own(one: Samples, row: int) -> bool:
-        return (not only_behind or one.is_behind[row]) and line_of(innermost(one.path(row))) not in asked_for
+        path = one.path(row)
+        is_behind = one.is_behind[row] or not (only_behind or is_of_loss(path))
+        return is_behind and line_of(innermost(path)) not in asked_for
 
     grouped = [
         {
