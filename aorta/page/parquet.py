@@ -6,10 +6,9 @@ reasons of its row as JSON.
 """
 
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from itertools import islice
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import numpy as np
@@ -21,17 +20,10 @@ from aorta.account.metrics import of_operation, operations
 from aorta.account.model import Report, Run
 from aorta.errors import ReportError
 from aorta.files import replacing
-from aorta.records.table import (
-    FIELDS,
-    NOT_MEASURED,
-    NULL,
-    THROTTLING,
-    LineTable,
-    StepTable,
-)
+from aorta.records.columns import arrow_column, arrow_schema
+from aorta.records.table import FIELDS, NOT_MEASURED, THROTTLING, LineTable, StepTable, Texts
 from aorta.timeline.collective import STREAM_OF_OP
 
-Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
 ROWS_PER_GROUP = 8192
@@ -40,16 +32,7 @@ KEYS = ("label", "run", "path", "rank", "global_step", "source")
 OP_METRICS = ("duration_ms", "wait_ms", "transfer_ms", "busbw_gb_s", "count", "bytes")
 """Per collective operation, from the arrays of the report: they need all ranks, so that a step which not
 every rank recorded has none."""
-ARROW_TYPES: dict[Any, pa.DataType] = {
-    int: pa.int64(),
-    float: pa.float64(),
-    bool: pa.bool_(),
-    str: pa.dictionary(pa.int32(), pa.string()),
-}
-COLUMNS_OF_LINES = {
-    name: kind for name, kind in FIELDS.items() if name not in ("schema", NOT_MEASURED, THROTTLING)
-}
-"""Columns of a block that are columns of the table, with their type."""
+TEXT = pa.dictionary(pa.int32(), pa.string())
 
 
 def write_parquet(path: Path | str, report: Report) -> int:
@@ -68,18 +51,14 @@ def write_parquet(path: Path | str, report: Report) -> int:
 
 
 def _row_groups(tables: Iterable[pa.Table], schema: pa.Schema) -> Iterator[pa.Table]:
-    """Tables of ROWS_PER_GROUP rows, and what is left."""
-    waiting: list[pa.Table] = []
-    num_waiting = 0
+    """Tables of ROWS_PER_GROUP rows or little more, and what is left."""
+    waiting = [schema.empty_table()]
     for table in tables:
-        while num_waiting + len(table) >= ROWS_PER_GROUP:
-            num_taken = ROWS_PER_GROUP - num_waiting
-            yield _joined([*waiting, table.slice(0, num_taken)])
-            table, waiting, num_waiting = table.slice(num_taken), [], 0
-        if len(table):
-            waiting.append(table)
-            num_waiting += len(table)
-    yield _joined(waiting) if waiting else schema.empty_table()
+        waiting.append(table)
+        if sum(map(len, waiting)) >= ROWS_PER_GROUP:
+            yield _joined(waiting)
+            waiting = [schema.empty_table()]
+    yield _joined(waiting)
 
 
 def _joined(tables: list[pa.Table]) -> pa.Table:
@@ -97,21 +76,21 @@ def _tables(report: Report, ops: list[str], schema: pa.Schema) -> Iterator[pa.Ta
 def _tables_of_run(
     run: Run, label: str, index: int, ops: list[str], num_warmup: int | None, schema: pa.Schema
 ) -> Iterator[pa.Table]:
+    texts = {"label": label, "path": os.fsencode(run.path).decode(errors="replace")}
     by_op = [name for metric in OP_METRICS for op in ops if (name := of_operation(metric, op)) in run.metrics]
     column_order = np.argsort(run.global_step, kind="stable")
     steps = run.global_step[column_order]
     for row_of_rank, rank in enumerate(run.ranks):
         rank_values = {name: run.metrics[name][row_of_rank] for name in by_op}
         for block in _blocks(run, rank):
-            columns = _of_lines(block, ops)
-            path = os.fsencode(run.path).decode(errors="replace")
-            columns |= {"label": _text(label, len(block)), "path": _text(path, len(block))}
-            columns["run"] = pa.array(np.full(len(block), index, dtype=np.int32))
+            columns = _of_lines(block, ops, schema)
+            columns |= {name: pa.repeat(text, len(block)).dictionary_encode() for name, text in texts.items()}
+            columns["run"] = pa.repeat(pa.scalar(index, pa.int32()), len(block))
             place, is_judged = _places(steps, column_order, block.integers("global_step"))
             if num_warmup is not None:
                 columns["warmup"] = pa.array(place < num_warmup, mask=~is_judged)
             columns |= {
-                name: _floats(np.where(is_judged, values[place], np.nan))
+                name: arrow_column(np.where(is_judged, values[place], np.nan), pa.float64())
                 for name, values in rank_values.items()
             }
             yield pa.Table.from_arrays(
@@ -140,60 +119,32 @@ def _blocks(run: Run, rank: int) -> Iterator[StepTable]:
         yield LineTable(batch)
 
 
-def _of_lines(block: StepTable, ops: list[str]) -> dict[str, pa.Array]:
+def _of_lines(block: StepTable, ops: list[str], schema: pa.Schema) -> dict[str, pa.Array]:
     """Columns that come from the lines alone, without the other ranks."""
-    columns: dict[str, pa.Array] = {}
-    for name, kind in COLUMNS_OF_LINES.items():
-        if name not in block:
-            continue
-        if kind is float and (numbers := block.numbers(name)) is not None:
-            columns[name] = _floats(numbers)
-        elif kind is int:
-            values = block.integers(name)
-            columns[name] = pa.array(values, mask=values == NULL)
-        elif kind is bool:
-            flags = block.flags(name)
-            columns[name] = pa.array(flags == 1, mask=flags < 0)
-        else:
-            text_places, names = block.places(name)
-            columns[name] = _texts(text_places, names)
-    if THROTTLING in block:
-        places, table = block.places(THROTTLING)
-        columns[THROTTLING] = _texts(places, [", ".join(msgspec.json.decode(text)) for text in table])
-    reasons, texts = block.places(NOT_MEASURED)
-    columns[NOT_MEASURED] = _texts(reasons, [None if text == "{}" else _in_order(text) for text in texts])
+    found = {name: column for name in FIELDS if (column := block.column(name)) is not None}
+    throttling, table = block.throttling()
+    found[THROTTLING] = Texts(throttling, [", ".join(reasons) for reasons in table])
+    places, texts = block.places(NOT_MEASURED)
+    is_said = np.array([text != "{}" for text in texts] + [False], dtype=bool)[places]
+    found[NOT_MEASURED] = Texts(np.where(is_said, places, -1), [*map(_in_order, texts)])
     for op in ops:
         hidden_ms, exposed_ms = (block.numbers(f"{name}_by_op.{op}") for name in ("hidden", "exposed"))
-        if hidden_ms is None or exposed_ms is None:
-            continue
-        comm_ms = hidden_ms + exposed_ms
-        is_known = ~np.isnan(comm_ms)
-        columns[of_operation("comm_ms", op)] = _floats(comm_ms)
-        columns[of_operation("hidden_ms", op)] = _floats(np.where(is_known, hidden_ms, np.nan))
-        columns[of_operation("exposed_ms", op)] = _floats(np.where(is_known, exposed_ms, np.nan))
-    return columns
+        if hidden_ms is not None and exposed_ms is not None:
+            comm_ms = hidden_ms + exposed_ms
+            found[of_operation("comm_ms", op)] = comm_ms
+            found[of_operation("hidden_ms", op)] = np.where(np.isnan(comm_ms), np.nan, hidden_ms)
+            found[of_operation("exposed_ms", op)] = np.where(np.isnan(comm_ms), np.nan, exposed_ms)
+    columns = {
+        field.name: arrow_column(found[field.name], field.type) for field in schema if field.name in found
+    }
+    return {
+        name: column.dictionary_encode() if column.type == pa.string() else column
+        for name, column in columns.items()
+    }
 
 
 def _in_order(reasons: str) -> str:
     return msgspec.json.encode(msgspec.json.decode(reasons), order="sorted").decode()
-
-
-def _floats(values: Floats) -> pa.Array:
-    """NaN is null."""
-    return pa.array(values, type=pa.float64(), from_pandas=True)
-
-
-def _texts(places: NDArray[np.int32], table: Sequence[str | None]) -> pa.Array:
-    """places: in the table, -1 of a text that is not there, as is None."""
-    new_places: dict[str, int] = {}
-    moved = [-1 if text is None else new_places.setdefault(text, len(new_places)) for text in table]
-    indices = np.array([*moved, -1], dtype=np.int32)[places]
-    dictionary = pa.array(list(new_places), type=pa.string())
-    return pa.DictionaryArray.from_arrays(pa.array(indices, mask=indices < 0), dictionary)
-
-
-def _text(text: str, num: int) -> pa.Array:
-    return _texts(np.zeros(num, dtype=np.int32), [text])
 
 
 def _ops(report: Report) -> list[str]:
@@ -205,12 +156,11 @@ def _ops(report: Report) -> list[str]:
 
 
 def _schema(ops: list[str]) -> pa.Schema:
-    text = ARROW_TYPES[str]
-    columns: dict[str, pa.DataType] = {name: text for name in KEYS}
+    columns: dict[str, pa.DataType] = {name: TEXT for name in KEYS}
     columns |= {"run": pa.int32(), "warmup": pa.bool_()}
-    columns |= {name: ARROW_TYPES[kind] for name, kind in COLUMNS_OF_LINES.items()}
-    columns["device.throttling"] = text
+    kinds = {name: arrow_schema().field(name).type for name in FIELDS if name not in ("schema", NOT_MEASURED)}
+    columns |= {name: TEXT if kind == pa.string() else kind for name, kind in kinds.items()}
     for metric in ("comm_ms", "hidden_ms", "exposed_ms", *OP_METRICS):
         columns |= {of_operation(metric, op): pa.float64() for op in ops}
-    columns["not_measured"] = text
+    columns[NOT_MEASURED] = TEXT
     return pa.schema(list(columns.items()))

@@ -266,12 +266,12 @@ def arrow_batch(table: StepTable) -> Any:
         else:
             column = table.column(field.name) if len(table) else None
             columns.append(
-                pa.nulls(len(table), field.type) if column is None else _arrow_column(column, field.type)
+                pa.nulls(len(table), field.type) if column is None else arrow_column(column, field.type)
             )
     return pa.RecordBatch.from_arrays(columns, schema=schema)
 
 
-def _arrow_column(column: Column, kind: Any) -> Any:
+def arrow_column(column: Column, kind: Any) -> Any:
     import pyarrow as pa
 
     if isinstance(column, Texts):
@@ -291,7 +291,7 @@ def _arrow_list(items: Items | None, kind: Any) -> Any:
         return pa.array([], kind)
     struct = kind.value_type
     children = [
-        _arrow_column(items.columns[struct.field(i).name], struct.field(i).type)
+        arrow_column(items.columns[struct.field(i).name], struct.field(i).type)
         for i in range(struct.num_fields)
     ]
     values = pa.StructArray.from_arrays(children, fields=[struct.field(i) for i in range(struct.num_fields)])
