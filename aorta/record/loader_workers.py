@@ -19,17 +19,17 @@ import threading
 import time
 import zlib
 from collections.abc import Callable
-from contextlib import nullcontext, suppress
+from contextlib import suppress
 from pathlib import Path
-from types import CodeType, FrameType
+from types import CodeType
 from typing import Any
 
 import torch
 
 from aorta.files import regular_descriptor
-from aorta.processes import no_garbage_collection
-from aorta.record.lock_holder import RUNNING, clock_of_number
-from aorta.record.stack_tree import COLLECTS_IN_WALKS, DEEPEST, Code, Known, StackTree
+from aorta.record.prompt_lock import waits_soon
+from aorta.record.stack_tree import Known, StackTree, frames_of
+from aorta.record.thread_state import ThreadState
 from aorta.records.seal import encoded, sealed
 from aorta.records.stacks import DOING
 from aorta.records.workers import (
@@ -48,15 +48,9 @@ CPU_SHARE, FIRST_CPU_S = 0.002, 0.01
 """Part of a core that sampling may take, and what the first samples may take beside it."""
 MANY = 15_000
 """Samples after which they come more rarely the longer the worker lives."""
-SOON_S, HANDED_ON_S = (0.001, 0.012), 0.00002
-"""Time before a sample in which threads of the worker ask for the interpreter's lock after so long."""
 FEW_THREADS = 4
 """The worker's, the one that samples, and two by which multiprocessing hands batches over: with others in it
 the lock is left as it is."""
-LATE_S, MOST_PROBES = 0.0003, 4
-"""By which a sample comes late that shows where the lock was let go of; another is tried, so many times."""
-PROBE_S = (0.0003, 0.001)
-"""Time over which the CPU clock tells whether the worker runs."""
 LONGEST_S = 1.0
 """Time that one sample may stand for."""
 FIRST_FLUSH_S, FLUSH_S, FIRST_PART, FLUSH_PART = 1.0, 5.0, 0.2, 0.02
@@ -77,7 +71,7 @@ _HEAD = 8
 """Bytes of a page before the text: whether a batch is awaited, and at 4 the length of the text."""
 _IN_LOOP = tuple(os.path.join("utils", "data", "_utils", name) for name in ("worker.py", "fetch.py"))
 """Files of torch that only call the program's data set and collate function."""
-_RUNS, _READY, _SLEEPS = (DOING.index(name) for name in ("runs", "ready", "sleeps"))
+_SLEEPS = DOING.index("sleeps")
 _STARTS, _FETCHES, _HANDS_OVER, _WAITS = range(len(WORKER_STATES))
 _Key = tuple[int, int, int, int]
 """State, whether awaited, what the thread did, node."""
@@ -237,7 +231,6 @@ class WorkerSampler:
         self._tree = StackTree()
         self._sums: dict[_Key, tuple[int, int]] = {}
         self._thread_id, self._number = threading.get_ident(), threading.get_native_id()
-        self._stat, self._doing = -1, _RUNS
         self._stopping = threading.Lock()
         self._thread: threading.Thread | None = None
         self._random = random.Random()  # of its own: the program's numbers stay the same
@@ -280,16 +273,15 @@ class WorkerSampler:
 
     def _run(self) -> None:
         last_s = flushed_s = self._began_s
+        thread = ThreadState(self._number)
         try:
-            with suppress(OSError):
-                self._stat = os.open(f"/proc/self/task/{self._number}/stat", os.O_RDONLY | os.O_CLOEXEC)
             goes_on = True
             while goes_on:
                 wait_s = self._period_s() * self._random.uniform(0.5, 1.5)
                 if self._stopping.acquire(timeout=wait_s) or self._stops_soon():
                     break
                 now_s = time.monotonic()
-                self._sample(min(now_s - last_s, LONGEST_S))
+                self._sample(min(now_s - last_s, LONGEST_S), thread)
                 last_s = now_s
                 elapsed_s = now_s - self._began_s
                 every_s = max(FIRST_FLUSH_S, min(FIRST_PART * elapsed_s, FLUSH_S), FLUSH_PART * elapsed_s)
@@ -301,26 +293,10 @@ class WorkerSampler:
         except Exception:
             self._sums.clear()
         finally:
-            if self._stat >= 0:
-                with suppress(OSError):
-                    os.close(self._stat)
+            thread.close()
 
     def _stops_soon(self) -> bool:
-        """Wait a moment, so that the sample is taken where the worker is then.
-
-        Whoever runs Python lets go of the lock after 5 ms, or before where torch or a file is waited for: a
-        sample that has woken up by chance would show that line, and not the one that went on for long.
-        """
-        interval_s = sys.getswitchinterval()
-        if threading.active_count() <= FEW_THREADS:
-            sys.setswitchinterval(HANDED_ON_S)
-        try:
-            if self._stopping.acquire(timeout=self._random.uniform(*SOON_S)):
-                return True
-            self._probe()
-        finally:
-            sys.setswitchinterval(interval_s)
-        return False
+        return threading.active_count() <= FEW_THREADS and waits_soon(self._stopping, self._random)
 
     def _period_s(self) -> float:
         elapsed_s, cpu_s = time.monotonic() - self._began_s, time.thread_time()
@@ -330,62 +306,35 @@ class WorkerSampler:
             period_s = max(period_s, 2 * cpu_s / max(self._num_samples, 1) / CPU_SHARE)
         return period_s
 
-    def _sample(self, weight_s: float) -> None:
+    def _sample(self, weight_s: float, thread: ThreadState) -> None:
         state, awaited = self._state, self._shared[0]
-        with no_garbage_collection() if COLLECTS_IN_WALKS else nullcontext():
-            walked, offset = self._walked(state)
-        frames: list[tuple[Known, int]] = [*walked]
+        frames = self._frames(state)
         if state == _WAITS and frames:
             state = _HANDS_OVER
-        doing = self._doing if state in (_STARTS, _FETCHES) else _SLEEPS
-        if walked and (called := self._tree.called(walked[0][0], offset)) is not None:
-            frames.insert(0, (called, 0))
+        doing = thread.doing() if state in (_STARTS, _FETCHES) else _SLEEPS
         key = (state, awaited, doing, self._tree.add_whole(frames))
         us, num = self._sums.get(key, (0, 0))
         self._sums[key] = us + int(1e6 * weight_s), num + 1
         self._num_samples += 1
 
-    def _walked(self, state: int) -> tuple[list[tuple[Code, int]], int]:
+    def _frames(self, state: int) -> list[tuple[Known, int]]:
         """Of the worker, what the loop calls; of one that waits, of its feeder, unless that waits as well."""
-        stacks = sys._current_frames()
-        frame: FrameType | None
+        thread: int | None = self._thread_id
         if state == _WAITS:
             known = [*threading._active.items()]  # type: ignore[attr-defined]
-            feeder = next((ident for ident, one in known if one.name == FEEDER), None)
-            frame = stacks.get(feeder) if feeder is not None else None
-            if frame is None or frame.f_code.co_name == "wait":
-                return [], -1
-        else:
-            frame = stacks.get(self._thread_id)
-        del stacks
-        offset = -1 if frame is None else frame.f_lasti
-        found: list[tuple[Code, int]] = []
-        while frame is not None and frame.f_code is not _LOOP and len(found) < DEEPEST:
-            if frame.f_code is _GET:  # it waits by now
-                return [], -1
-            if not frame.f_code.co_filename.endswith(_IN_LOOP):
-                found.append((self._tree.known(frame.f_code), frame.f_lineno or 0))
-            elif not found:
-                offset = -1
-            frame = frame.f_back
-        return found, offset
-
-    def _probe(self) -> None:
-        """See what the worker does for a moment: others may have its core."""
-        # By the kernel's number: the one that threading knows in a forked process is the parent's.
-        if (clock := clock_of_number(self._number)) is None:
-            return
-        ran_ns = length_ns = 0
-        for _ in range(MOST_PROBES):
-            probe_s = self._random.uniform(*PROBE_S)
-            before_ns, began_ns = time.clock_gettime_ns(clock), time.monotonic_ns()
-            time.sleep(probe_s)
-            ran_ns, length_ns = time.clock_gettime_ns(clock) - before_ns, time.monotonic_ns() - began_ns
-            if length_ns <= 1e9 * (probe_s + LATE_S):
+            thread = next((ident for ident, one in known if one.name == FEEDER), None)
+        frames = [] if thread is None else frames_of(thread, self._tree)
+        if state == _WAITS and frames and frames[0][0].name.endswith(".wait"):
+            return []
+        found: list[tuple[Known, int]] = []
+        for one, line in frames:
+            if one.code is _GET:  # it waits by now
+                return []
+            if one.code is _LOOP:
                 break
-        text = b"" if self._stat < 0 else os.pread(self._stat, 256, 0)
-        is_ready = text.rpartition(b") ")[2][:1] == b"R"
-        self._doing = _RUNS if ran_ns >= RUNNING * length_ns else _READY if is_ready else _SLEEPS
+            if not one.path.endswith(_IN_LOOP):
+                found.append((one, line))
+        return found
 
     def _flush(self) -> bool:
         """Append a line with what came since the last one; False where that is no longer possible."""

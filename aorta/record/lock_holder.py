@@ -8,17 +8,18 @@ lock no longer than the others ran: it sleeps in backward passes too.
 
 import ctypes
 import os
-import sys
 import threading
 import time
 from contextlib import suppress
+
+from aorta.record.thread_state import clock_of_number, cpu_ns
 
 SCHEDSTAT = "/proc/thread-self/schedstat"
 """Linux: ns on a core, ns ready without a core, and time slices of the thread that reads it."""
 LATE_NS = 500_000
 """By which the sampler has the lock later than meant; a thread that runs Python lets go of it after 5 ms."""
-RUNNING = 0.3
-"""Part of a short time that a thread has on a core by its CPU clock, from which on it runs."""
+ALONE = 0.1
+"""Part of a core up to which other threads of the program leave the one that trains alone."""
 MOST_THREADS = 32
 OWN_THREADS = "aorta"
 """Begin of their names."""
@@ -36,7 +37,9 @@ class LockWatch:
 
     def __init__(self, thread: int) -> None:
         self.thread = thread
-        self._stat: int | None = None
+        self.is_alone = False
+        """Whether the program's other threads hardly ran between the starts of the last two sleeps. Of a new
+        thread that is not known yet."""
         self._files: list[int] = []
         self._text = ctypes.create_string_buffer(96)
         self._known: tuple[int, ...] = ()
@@ -45,40 +48,28 @@ class LockWatch:
         """Of the program's other threads that run Python."""
         self._before: list[int] = []
         """Their CPU time as a sleep began."""
+        self._last_ns = 0
+        """When the last one did."""
         self._began_ns = self._delayed_ns = self._slept_ns = 0
         self._since_ns = self._used_ns = self._ran_ns = 0
         """When all were looked at last, how long the one that trains had run or waited for a core, and how
         long the others had run."""
-        number = getattr(_known().get(thread), "native_id", None)
+        number = number_of(thread)
         with suppress(OSError):
             if _read is not None and number is not None:
                 self._files.append(os.open(SCHEDSTAT, os.O_RDONLY))
                 self._files.append(os.open(f"/proc/self/task/{number}/schedstat", os.O_RDONLY))
         if self._files and not self._use(0)[0]:
             self.close()  # this kernel does not count
-        with suppress(OSError):  # another system
-            self._stat = os.open(f"/proc/self/task/{number}/stat", os.O_RDONLY)
 
     def close(self) -> None:
         while self._files:
             with suppress(OSError):  # a program may close all files, as daemons do
                 os.close(self._files.pop())
-        stat, self._stat = self._stat, None
-        if stat is not None:
-            with suppress(OSError):
-                os.close(stat)
-
-    def is_ready(self) -> bool:
-        """Whether the kernel lists the thread that trains as one that runs or could."""
-        try:
-            text = b"" if self._stat is None else os.pread(self._stat, 256, 0)
-        except OSError:  # it has ended
-            return False
-        return text.rpartition(b") ")[2][:1] == b"R"
 
     def sleep_begins(self) -> None:
         threads = _known().copy()  # others add to it
-        if (known := tuple(map(id, threads.values()))) != self._known:
+        if has_changed := (known := tuple(map(id, threads.values()))) != self._known:
             self._known, self._since_ns = known, 0
             others = [
                 ident
@@ -86,9 +77,14 @@ class LockWatch:
                 if ident != self.thread and not one.name.startswith(OWN_THREADS)
             ]
             self._clocks = {ident: clock_of(ident) for ident in others[:MOST_THREADS]}
+        ran, now_ns = [cpu_ns(clock) for clock in self._clocks.values()], time.monotonic_ns()
+        before = [ns or 0 for ns in ran]
+        are_known = not has_changed and None not in ran and len(ran) < MOST_THREADS
+        ran_ns, length_ns = sum(before) - sum(self._before), now_ns - self._last_ns
+        self.is_alone = are_known and ran_ns < ALONE * length_ns
+        self._before, self._last_ns = before, now_ns
         if self._clocks and len(self._files) == 2:
-            self._before = [cpu_ns(clock) or 0 for clock in self._clocks.values()]
-            self._began_ns, self._delayed_ns = time.monotonic_ns(), self._use(0)[1]
+            self._began_ns, self._delayed_ns = now_ns, self._use(0)[1]
             if not self._since_ns:
                 self._since_ns, self._used_ns = self._began_ns, sum(self._use(1))
                 self._ran_ns = sum(self._before)
@@ -126,20 +122,12 @@ class LockWatch:
 
 def clock_of(thread: int) -> int | None:
     """CPU clock of a thread; None of one that Python does not know."""
-    return clock_of_number(getattr(_known().get(thread), "native_id", None))
+    return clock_of_number(number_of(thread))
 
 
-def clock_of_number(number: int | None) -> int | None:
-    """CPU clock of the thread that the kernel has under this number. The clock's id holds it."""
-    return None if number is None or sys.platform != "linux" else ~number << 3 | 6
-
-
-def cpu_ns(clock: int | None) -> int | None:
-    """CPU time of a thread; None where there is no such clock, or the thread is gone."""
-    try:
-        return None if clock is None else time.clock_gettime_ns(clock)
-    except OSError:
-        return None
+def number_of(thread: int) -> int | None:
+    """What the kernel calls a thread; None of one that Python does not know."""
+    return getattr(_known().get(thread), "native_id", None)
 
 
 def _known() -> dict[int, threading.Thread]:

@@ -51,12 +51,12 @@ _LASTING = frozenset(PHASE[name] for name in ("data", "checkpoint", "backward"))
 class Code:
     """What is known of a function."""
 
-    __slots__ = ("calls", "code", "file", "is_hidden", "is_program", "name", "phase")
+    __slots__ = ("calls", "code", "file", "is_hidden", "is_program", "name", "path", "phase")
 
     def __init__(self, code: CodeType) -> None:
         self.calls: dict[int, _Called] | None = None
         """By the offset of an instruction; None until a sample asks."""
-        self.code, path = code, code.co_filename
+        self.code, self.path = code, (path := code.co_filename)
         self.file, self.name, self.phase = path, code.co_qualname, -1
         package = library_of(path)
         self.is_hidden, self.is_program = package == OWN, not package
@@ -81,10 +81,10 @@ def _phase_of(path: str, name: str) -> int:
 class _Called:
     """What a line of the program calls, and has no frame: as a function of a library without a name."""
 
-    __slots__ = ("calls", "code", "file", "is_hidden", "is_program", "name", "phase")
+    __slots__ = ("calls", "code", "file", "is_hidden", "is_program", "name", "path", "phase")
 
     def __init__(self, name: str) -> None:
-        self.code, self.file, self.name, self.phase = name, "", name, -1
+        self.code, self.file, self.name, self.path, self.phase = name, "", name, "", -1
         self.is_hidden = self.is_program = False
         self.calls: dict[int, _Called] = {}
 

@@ -12,8 +12,10 @@ from pathlib import Path
 
 from aorta.files import regular_descriptor
 from aorta.record.journal import Journal
-from aorta.record.lock_holder import RUNNING, LockWatch, clock_of, cpu_ns
+from aorta.record.lock_holder import LockWatch, number_of
+from aorta.record.prompt_lock import Stopping, waits_soon
 from aorta.record.stack_tree import PHASE, StackTree, frames_of
+from aorta.record.thread_state import ThreadState
 from aorta.records.seal import encoded, sealed
 from aorta.records.stacks import DOING, NO_STEP, PLACES, StackChunk, StackSample
 from aorta.steps.notes import RecordedStep
@@ -34,15 +36,13 @@ MIN_STEPS = 4
 MANY = 36_000
 """Samples (half an hour of them) after which they come more rarely the longer the run is: from then on each
 doubling of its length adds about 25,000."""
-PROBE_S = 0.0005
-"""Time over which the thread's CPU clock tells whether it runs."""
 LONGEST_S = 1.0
 """Time that one sample may stand for: a stopped process stood still."""
 FLUSH_S = 5.0
 MOST_BYTES = 16 << 20
 """Of a process's lines in the file."""
 
-_RUNS, _READY, _SLEEPS, _LOCKED_OUT = range(len(DOING))
+_LOCKED_OUT = DOING.index("locked_out")
 _BODY, _BEHIND_BODY, _NO_STEP = range(len(PLACES))
 _NEEDS_LOCK = frozenset(PHASE[name] for name in ("rest", "forward", "optimizer"))
 """Phases in which a function of torch neither waits for others nor goes on for long without the lock."""
@@ -73,6 +73,7 @@ class StackSampler:
         self._trains = threading.main_thread().ident or 0
         """The thread that was seen to train last."""
         self._lock: LockWatch | None = None
+        self._state: ThreadState | None = None
         self._random = random.Random()  # of its own: the program's numbers stay the same
         self._num_samples = 0
         self._elapsed_s = 0.0
@@ -124,6 +125,8 @@ class StackSampler:
                 if stopping.acquire(timeout=wait_s):
                     break
                 holder = None if self._lock is None else self._lock.holder(int(1e9 * wait_s))
+                if holder is None and self._stops_soon(stopping):
+                    break
                 now_s = time.monotonic()
                 self._sample(min(now_s - last_s, LONGEST_S), stopping, holder)
                 last_s = now_s
@@ -159,7 +162,7 @@ class StackSampler:
             if not 0 < again_s < wait_s:
                 break
             began_s, cpu_s = time.monotonic(), time.thread_time()
-            if stopping.acquire(timeout=again_s):
+            if stopping.acquire(timeout=again_s) or self._stops_soon(stopping):
                 stopping.release()  # for the wait that follows, which ends at once
                 break
             if self._is_long():  # still the same one
@@ -167,6 +170,11 @@ class StackSampler:
             wait_s = max(wait_s - (time.monotonic() - began_s), 0.0)
             self._again_cpu_s += time.thread_time() - cpu_s
         return wait_s
+
+    def _stops_soon(self, stopping: Stopping) -> bool:
+        """Wait for the moment before a sample. Not beside threads that run: they and the one that trains
+        would change places more often, and who holds the lock is found by a wait that is late."""
+        return self._lock is not None and self._lock.is_alone and waits_soon(stopping, self._random)
 
     def _again_s(self) -> float:
         """After which time the step is looked at again; 0 of one that is not long."""
@@ -196,20 +204,14 @@ class StackSampler:
         if not frames:
             return
         place, number, is_behind = _where(step)
-        if self._lock is None or self._lock.thread != thread:
+        began_ns = time.monotonic_ns()
+        if self._lock is None or self._state is None or self._lock.thread != thread:
             self._close_lock()
-            self._lock = LockWatch(thread)
-        clock = clock_of(thread)
-        before_ns, began_ns = cpu_ns(clock), time.monotonic_ns()
+            self._lock, self._state = LockWatch(thread), ThreadState(number_of(thread))
         node, phase = self._tree.add(frames)
         if self._journal.pause not in (None, "checkpoint"):
             phase = PHASE["evaluation"]
-        doing = _RUNS
-        if before_ns is not None:
-            time.sleep(PROBE_S)
-            after_ns, length_ns = cpu_ns(clock), time.monotonic_ns() - began_ns
-            if after_ns is not None and after_ns - before_ns < RUNNING * length_ns:
-                doing = _READY if self._lock.is_ready() else _SLEEPS
+        doing = self._state.doing()
         if node < 0 or not stopping.locked():
             return
         if holder is not None and frames[0][0].file == "torch" and phase in _NEEDS_LOCK:
@@ -249,9 +251,10 @@ class StackSampler:
             self._sums[key] = self._sums.get(key, 0) + us
 
     def _close_lock(self) -> None:
-        if self._lock is not None:
-            self._lock.close()
-            self._lock = None
+        for watch in (self._lock, self._state):
+            if watch is not None:
+                watch.close()
+        self._lock = self._state = None
 
     def _flush(self, path: Path) -> None:
         """Append a line with what came since the last one."""

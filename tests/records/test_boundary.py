@@ -134,7 +134,7 @@ def test_every_file_of_a_run_is_opened_by_the_one_opener() -> None:
         ("records/deaths.py", "open"),  # standard error, by its descriptor
         ("record/host.py", "os.open"),  # /proc
         ("record/lock_holder.py", "os.open"),  # /proc
-        ("record/loader_workers.py", "os.open"),  # /proc
+        ("record/thread_state.py", "os.open"),  # /proc
         ("record/stacks.py", "open"),  # /proc
         ("record/profiler.py", "open"),  # the profiler's temporary file
         ("attach/program.py", "Path(SIBLINGS.format(cpu)).read_text"),  # /sys
