@@ -18,7 +18,7 @@ SCHEDSTAT = "/proc/thread-self/schedstat"
 """Linux: ns on a core, ns ready without a core, and time slices of the thread that reads it."""
 LATE_NS = 500_000
 """By which the sampler has the lock later than meant; a thread that runs Python lets go of it after 5 ms."""
-ALONE = 0.1
+ALONE = 0.01
 """Part of a core up to which other threads of the program leave the one that trains alone."""
 MOST_THREADS = 32
 OWN_THREADS = "aorta"
