@@ -823,7 +823,8 @@ def cause_of(
     settings = settings_text(rule.settings, judged)
     is_blocked = finding.kind == "launch_bound" and bool(settings)  # what else helps, it hides
     beside_ms = 0.0
-    if finding.kind in (*OF_MESSAGES, "wide_dtype") and line is not None and line.num_samples:
+    is_seen = "seen_ms" in finding.facts  # what is done beside messages is told apart
+    if finding.kind in (*OF_MESSAGES, "wide_dtype") and line is not None and line.num_samples and not is_seen:
         beside_ms = max(sampled_ms(judged, line.file, line.function) - line.ms, 0.0)
     # What ranks wait for the slowest host is in a loss of units already.
     goes_too_ms = 0.0 if finding.kind == "small_units" and account.on_device else room.more_ms

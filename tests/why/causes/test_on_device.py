@@ -356,6 +356,35 @@ def test_late_launches_are_a_loss_where_small_kernels_explain_them(tmp_path):
     assert not named(tmp_path / "few", launches(100))
 
 
+@pytest.mark.parametrize(
+    ("compute_ms", "told_ms", "most_ms"),
+    [
+        pytest.param(20.0, 13.3, 26.5, id="of-a-host-that-bounds-the-step"),
+        pytest.param(60.0, 4.4, 26.5, id="not-where-its-device-does"),
+    ],
+)
+def test_barriers_cost_what_a_host_that_bounds_the_step_is_seen_in_them(
+    tmp_path, compute_ms, told_ms, most_ms
+):
+    """40 of them, launched 0.1 or 0.9 ms apart: 4.4 ms at least, while the device idles for 20. The thread is
+    seen in them for a third of a step, which a device that bounds it would take all the same."""
+
+    def make(rank, step, noise):
+        host = Host().work(compute_ms * noise.gauss(1, 0.01))
+        for place in range(40):
+            host.idle((0.09, 0.89)[place % 2]).comm(0.01, "barrier", size=0, lead=0.0)
+        return host, used(compute_ms + 20.0)
+
+    folder = run_of(tmp_path / "run", make, steps=STEPS)
+    for rank in (0, 1):
+        write_stacks(folder, rank, COMMON, ("of_log", "communication", "runs", 15.0), steps=STEPS)
+    first = next(one for one in causes(judge(load_run(folder, "run"), 1)) if one.kind == "small_messages")
+    assert first.ms == pytest.approx(told_ms, rel=0.1)
+    assert first.interval_ms[0] < told_ms < first.interval_ms[1] < most_ms
+    is_seen = any("calls of torch.distributed for 13.3 ms" in text for text in first.evidence)
+    assert is_seen == (compute_ms < 40.0)
+
+
 def of_a_loop(in_loop, kind="parts", at=LINE, operators=((LINE, 1000),)):
     """A step of 1000 operators. operators: of each line."""
     loop = OperatorLoop(

@@ -24,9 +24,18 @@ from aorta.account.numbers import counted, quantity
 from aorta.account.rows import positive
 from aorta.records.stacks import StackFrame
 from aorta.why.causes.code_lines import line_of, tell_holder
-from aorta.why.causes.finding import ANY_CELL, WAIT, CauseFinding, Floats, of_the_least, steps_with, together
+from aorta.why.causes.finding import (
+    ANY_CELL,
+    OF_SAMPLES,
+    WAIT,
+    CauseFinding,
+    Floats,
+    of_the_least,
+    steps_with,
+    together,
+)
 from aorta.why.causes.losses.hooks import code_in_hooks
-from aorta.why.causes.losses.host_needs import within_host_needs
+from aorta.why.causes.losses.host_needs import MOSTLY_IDLE, within_host_needs
 from aorta.why.causes.losses.needless import (
     MANY_CALLS,
     bound_cores,
@@ -181,7 +190,7 @@ def findings(
         finding.slow_steps = slow if finding.kind in SEEN else None
     losses = with_new_workers(judged, parts, losses)
     losses = _whole_steps(losses, step_ms, account.global_step)
-    losses = _one_of_small_messages(judged, losses, details)
+    losses = _one_of_small_messages(judged, account, losses, details)
     losses = _one_of_small_units(judged, losses, details)
     losses = _one_of_a_program(judged, losses)
     losses = _one_of_a_line(judged, losses)
@@ -600,7 +609,7 @@ def _leave_to_rows(losses: list[CauseFinding]) -> None:
 
 
 def _one_of_small_messages(
-    judged: Run, losses: list[CauseFinding], details: Exposure | None
+    judged: Run, account: Account, losses: list[CauseFinding], details: Exposure | None
 ) -> list[CauseFinding]:
     """Of the operation with most of them, their time on the device, what launching them costs the host, and
     who waits for that: one remedy. Those of other operations stay apart."""
@@ -622,9 +631,34 @@ def _one_of_small_messages(
     merged = CauseFinding(
         "small_messages", np.sum([finding.ms for finding in small], axis=0), together(small), facts=facts
     )
+    if account.on_device:
+        _as_long_as_seen(merged, judged, account)
     if "count" in facts:
         facts["per_call_ms"] = merged.mean_ms / float(facts["count"])  # type: ignore[arg-type]
     return [merged, *(finding for finding in losses if finding not in small)]
+
+
+def _as_long_as_seen(finding: CauseFinding, judged: Run, account: Account) -> None:
+    """Messages of the program, as long as the thread that trains was seen to call for them, where that bounds
+    the step: what one launch costs at least leaves out what a barrier waits for. Elsewhere no more goes."""
+    samples = samples_of_ranks(judged.whole or judged)
+    ms = [of_one for one in samples for of_one in one.ms[one.is_judged & one.in_phase("communication")]]
+    seen_ms, told_ms = float(sum(ms)) / max(len(samples), 1), finding.mean_ms
+    if len(ms) < FEWEST:
+        return
+    if account.share("launch") < MOSTLY_IDLE or seen_ms <= told_ms:
+        most_ms = seen_ms * math.exp(OF_SAMPLES / math.sqrt(len(ms)))
+        finding.facts["rest_ms"] = max(most_ms - told_ms, 0.0)
+        return
+    finding.takes = {cells: part * told_ms / seen_ms for cells, part in finding.takes.items()}
+    finding.takes["launch", "wait", "blocked"] = 1 - told_ms / seen_ms
+    finding.ms, finding.num_samples = finding.ms * (seen_ms / told_ms), len(ms)
+    finding.facts |= {
+        "seen_ms": seen_ms,
+        "seen_in": counted(len(ms), "sample"),
+        "host_ms": None,
+        "rest_ms": 0.0,
+    }
 
 
 def _one_of_a_program(judged: Run, losses: list[CauseFinding]) -> list[CauseFinding]:
@@ -641,7 +675,8 @@ def _one_of_a_program(judged: Run, losses: list[CauseFinding]) -> list[CauseFind
     merged = max(of_program, key=lambda finding: finding.mean_ms)
     merged.takes = together(of_program)
     exposed = positive(judged.values(f"exposed_ms.{merged.facts['op']}")).mean(axis=0)
-    merged.ms = np.minimum(np.sum([finding.ms for finding in of_program], axis=0), exposed)
+    total = np.sum([finding.ms for finding in of_program], axis=0)
+    merged.ms = np.maximum(np.minimum(total, exposed), merged.ms)  # which has what the host takes, too
     return [finding for finding in losses if finding is merged or finding not in of_program]
 
 
