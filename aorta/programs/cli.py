@@ -32,7 +32,7 @@ COMMANDS = {
 }
 """Command -> (function, help). Two commands need torch, and are loaded when they are called."""
 
-MACHINE = ("num_queues", "model", "timing_events", "wait_us", "comm_entry")
+MACHINE = ("num_queues", "model", "wait_us", "comm_entry")
 """Options of simulate that are fields of Machine; the others are fields of Costs."""
 
 RACE_EXIT = 1
@@ -108,9 +108,6 @@ def lint_command(paths: tuple[str, ...], as_json: bool, show_all: bool) -> int:
 @click.option("--compute-slowdown", type=float, default=1.0, help="Factor on compute under communication.")
 @click.option("--queues", "num_queues", type=int, help="Hardware queues; default: one per stream.")
 @click.option("--queue-model", "model", type=click.Choice(QUEUE_MODELS), default="start-order")
-@click.option(
-    "--timing-events", is_flag=True, help="A timing event after each communication drains its queue."
-)
 @click.option(
     "--wait-us",
     type=float,

@@ -69,8 +69,6 @@ class Machine:
     num_queues: int | None = None
     """Number of hardware queues; None: one for every stream."""
     model: QueueModel = "start-order"
-    timing_events: bool = False
-    """True: a timing event after each communication drains its queue."""
     in_issue_order: bool = False
     """True: compute kernels start in order of issue, on different queues too; False: as they are ready."""
 
@@ -111,7 +109,7 @@ def simulate(program: Program, costs: Costs, machine: Machine | None = None, ran
     Raises HostProgramError for a rank that does not exist and a wait on a work that nothing produced.
     """
     machine = machine or Machine()
-    packets = _Packets(program, costs, machine).build(program.unroll(rank))
+    packets = _Packets(costs).build(program.unroll(rank))
     _Device(packets, costs, machine).run()
     kernels = sorted((p for p in packets if p.kernel is not None), key=lambda p: (p.start_us, p.number))
     return [Ran(p.kernel, p.stream, p.start_us, p.end_us, p.work_us) for p in kernels if p.kernel is not None]
@@ -182,9 +180,8 @@ class _Packet:
 class _Packets:
     """Packets that the host puts into the streams, with the times at which it issues them."""
 
-    def __init__(self, program: Program, costs: Costs, machine: Machine) -> None:
+    def __init__(self, costs: Costs) -> None:
         self.costs = costs
-        self.timing_events = machine.timing_events
         self.packets: list[_Packet] = []
         self.tail: dict[str, _Packet] = {}
         self.marks: dict[Ref, _Packet] = {}
@@ -210,17 +207,12 @@ class _Packets:
                 # As a process group does: its stream waits for everything that the issuing stream holds now.
                 self.put(str(lane), waits_for=self.put(stream))
                 self.put(str(lane), kernel=op)
-                self.marks[work] = self.end_of_communication(str(lane))
+                self.marks[work] = self.put(str(lane))  # whose passing is the communication's end
             case Communicate():
                 self.put(stream, kernel=op)
-                self.end_of_communication(stream)
+                self.put(stream)
             case _:
                 self.put(stream, kernel=op)
-
-    def end_of_communication(self, stream: str) -> _Packet:
-        """The packet whose passing is the end of the communication before it."""
-        end = self.put(stream)
-        return self.put(stream, waits_for=end) if self.timing_events else end
 
     def put(self, stream: str, kernel: Op | None = None, waits_for: _Packet | None = None) -> _Packet:
         work_us = 0.0 if kernel is None else self.cost_us(kernel)
