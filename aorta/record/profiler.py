@@ -206,13 +206,7 @@ def _activities() -> list[ProfilerActivity]:
 def _experimental_config(settings: ProfilingConfig) -> "torch._C._profiler._ExperimentalConfig | None":
     if not settings.sync_events:
         return None
-    try:
-        return torch._C._profiler._ExperimentalConfig(enable_cuda_sync_events=True)
-    except (AttributeError, TypeError):
-        log.warning(
-            "profiling.sync_events is ignored: torch %s does not record synchronisation", torch.__version__
-        )
-        return None
+    return torch._C._profiler._ExperimentalConfig(enable_cuda_sync_events=True)
 
 
 def _numbered(filename: str, rank: int, cycle: int) -> str:

@@ -10,7 +10,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -28,7 +28,6 @@ from aorta.programs.execute.strategies import (
     Strategy,
     StrategyBench,
     StrategyUnavailable,
-    enable_symmetric_memory,
     strategy_streams,
 )
 from aorta.programs.execute.timing import Leg, RoundTimes, Stopwatch, Stuck
@@ -145,10 +144,6 @@ class StrategySession:
         self.rank = dist.get_rank()
         group: Any = dist.group.WORLD
         self.control = control_group()
-        if backend_of(device).is_device and problem.num_ranks > 1:
-            # Where this fails, the strategies that need it say so themselves.
-            with suppress(RuntimeError, ImportError):
-                enable_symmetric_memory(group)
         operands = Operands(problem, device, self.rank)
         arena = Arena(problem.dtype, device)
         streams = strategy_streams(num_workers, device)

@@ -5,7 +5,6 @@ own, which a user would pick today.
 """
 
 import os
-import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -67,20 +66,6 @@ def need_symmetric_memory(device: torch.device) -> None:
         raise HostProgramError("symmetric memory needs GPUs that reach each other's memory")
     if os.environ.get(MULTICAST_SWITCH) != "1" and not torch.version.hip:
         raise HostProgramError(f"{MULTICAST_SWITCH}=1 was not set before the start: multicast stays off")
-
-
-def enable_symmetric_memory(group: dist.ProcessGroup) -> None:
-    """Register the group with symmetric memory, which torch up to 2.8 needs and later ones do by themselves.
-
-    Collective, and before anything else on symmetric memory.
-    """
-    import torch.distributed._symmetric_memory as symmetric_memory
-
-    register = getattr(symmetric_memory, "enable_symm_mem_for_group", None)
-    if register is not None:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", FutureWarning)
-            register(group.group_name)
 
 
 class Strategy(ABC):
