@@ -822,7 +822,9 @@ def _unread_rows(
     sparse_ms = math.sqrt(sparse_least_ms * sparse_most_ms)
     fused_ms = FUSED_SAVES * updated_ms if "unfused" in program_of(judged.noted)[0] else 0.0
     sure_ms = least_ms + updated_ms - sparse_most_ms
-    lost_ms = max(math.sqrt(least_ms * most_ms) + updated_ms - sparse_ms, fused_ms, sure_ms)
+    written_ms = math.sqrt(least_ms * most_ms)
+    middle_ms = written_ms + updated_ms - sparse_ms
+    lost_ms = max(middle_ms, fused_ms, sure_ms)
     if max(sure_ms, fused_ms) <= 0:  # as many are looked up as may take longer than all rows
         return
     facts |= {
@@ -832,11 +834,14 @@ def _unread_rows(
         "written_most_ms": most_ms,
         "sparse_ms": sparse_least_ms,
         "sparse_most_ms": sparse_most_ms,
+        "rest_ms": 0.0,  # the rest of the optimizer is of other parameters
     }
     of_optimizer = min(max(updated_ms - sparse_ms, fused_ms) / lost_ms, 1.0)
     takes = {WORK: 1 - of_optimizer, ("optimizer",): of_optimizer}
     found = CauseFinding("compute", positive(lost_ms + updated - updated_ms), takes, facts=facts)
-    found.more_ms = max(most_ms + updated_ms - sparse_least_ms - lost_ms, 0.0)
+    # Writing has nothing to do with how many rows differ: hardly both are at their ends.
+    beyond_ms = math.hypot(most_ms - written_ms, sparse_ms - sparse_least_ms)
+    found.more_ms = max(middle_ms + beyond_ms - lost_ms, 0.0)
     yield found
 
 
