@@ -60,7 +60,14 @@ from aorta.why.causes.program import (
     workers_of,
 )
 from aorta.why.causes.rules import CauseRule, instead_of, rules
-from aorta.why.causes.source import is_called_anew, made_in, pieces_of_run, source_of
+from aorta.why.causes.source import (
+    goes_through,
+    indexes_alone,
+    is_called_anew,
+    made_in,
+    pieces_of_run,
+    source_of,
+)
 from aorta.why.causes.text import (
     FEWEST_STEPS,
     fact_texts,
@@ -765,8 +772,11 @@ def cause_of(
     elif workers is not None:
         facts |= {"at_line": "", **workers.facts}
     source = source_of(line.file, judged.noted) if line is not None and finding.kind in ANEW else None
-    if source is not None and line is not None and is_called_anew(source.tree, line.line, "state_dict"):
-        facts["anew"] = "state_dict()"
+    if source is not None and line is not None:
+        is_anew = is_called_anew(source.tree, line.line, "state_dict")
+        facts |= {"anew": "state_dict()"} if is_anew else {}
+        facts |= {over: line.text} if (over := goes_through(source.tree, line.line)) else {}
+        facts |= {"indexed": line.text} if indexes_alone(source.tree, line.line) else {}
     facts["in_call"] = IN_NO_CALL
     if needs_line and line is not None and (groups := makes_groups(line, judged)):
         facts |= {"groups": groups, "in_call": f"where process groups are made: {MAKES} in {groups}"}

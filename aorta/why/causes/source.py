@@ -23,6 +23,8 @@ MOST_LINES = 3
 LOOPS = (ast.For, ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
 OF_TENSORS = re.compile(r"(items|keys|values|parameters|named_\w+|buffers|state_dict)\(")
 """What loops over the tensors of a model go through, and no loop of steps does."""
+OF_STEPS = {"backward", "step", "zero_grad"}
+"""Methods that the loop of steps calls."""
 COLLATES = re.compile(r"(?:collate_fn|data_collator)=(?:\w+\.)*(\w+)")
 ASSIGNS = re.compile(r"(?:self\.)?(\w+)(?: *:[^=]+)? *=(?!=)")
 FILLS = re.compile(r"[\w.]*\b(zeros|ones|full|empty|pad|pad_sequence|new_\w+)\(")
@@ -130,6 +132,27 @@ def is_called_anew(tree: ast.Module, line: int, name: str) -> bool:
         if OF_TENSORS.search(ast.unparse(over.iter)) and any(not entry & {*_names(call)} for call in there):
             return True
     return False
+
+
+def goes_through(tree: ast.Module, line: int) -> str:
+    """What the innermost loop around this line goes through: tensors of a model, or entries. '' without one:
+    that of steps, which calls backward or an update, is none."""
+    found = ""
+    for loop in (node for node in ast.walk(tree) if isinstance(node, (*LOOPS, ast.While))):
+        calls = {node.attr for node in ast.walk(loop) if isinstance(node, ast.Attribute)}
+        over = loop.test if isinstance(loop, ast.While) else getattr(loop, "iter", None)
+        over = over or loop.generators[0].iter  # type: ignore[union-attr]
+        if loop.lineno <= line <= (loop.end_lineno or 0) and not calls & OF_STEPS:
+            found = "tensors" if OF_TENSORS.search(ast.unparse(over)) else "entries"
+    return found
+
+
+def indexes_alone(tree: ast.Module, line: int) -> bool:
+    """Whether a statement in this line indexes by names and calls nothing."""
+    found = [node for node in ast.walk(tree) if isinstance(node, ast.stmt) and node.lineno == line]
+    nodes = [node for one in found for node in ast.walk(one)]
+    by_name = any(isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Name) for node in nodes)
+    return by_name and not any(isinstance(node, ast.Call | ast.For | ast.While) for node in nodes)
 
 
 def _names(tree: ast.AST) -> list[str]:

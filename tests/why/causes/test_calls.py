@@ -36,6 +36,13 @@ ANY = frozenset({"any"})
         (("NpzFile.__getitem__ of numpy", "_SharedFile.read of python"), "unpack once"),
         (("zlib.decompress",), "unpack once"),
         (("load of torch", "load_tensor of torch"), "load it once"),
+        (("TarFile.open of python", "TarFile.next of python"), "unpack the archive"),
+        (("cursor.execute",), "ask for all rows of a batch in one query"),
+        (("csv.reader",), "parse it once"),
+        (("vocabulary.index",), "keep the place of each entry in a dict"),
+        (("linear_sum_assignment",), "make the costs of all samples"),
+        (("np.where",), "look for it once"),
+        (("warnings.warn",), "log and write"),
         (("pickle.loads",), "load it once"),
         (("Dataset.__getitem__ of h5py",), "read many rows in one call"),
         (("loads of python", "JSONDecoder.raw_decode of python"), "parse it once"),
@@ -68,7 +75,15 @@ def test_what_a_line_calls_has_its_remedy(calls, begins):
 
 
 @pytest.mark.parametrize(
-    "calls", [("",), ("torch.matmul",), ("cross_entropy of torch",), ("Linear.forward of torch",), ("run",)]
+    "calls",
+    [
+        ("",),
+        ("torch.matmul",),
+        ("cross_entropy of torch",),
+        ("Linear.forward of torch",),
+        ("run",),
+        ("torch.where",),
+    ],
 )
 def test_what_is_not_known_to_be_done_better_has_none(calls):
     assert instead_of(calls, "program_code", ANY) is None

@@ -15,7 +15,7 @@ from aorta.records.files import sites_name
 from aorta.records.schema import CallSite, CallSites
 from aorta.why.causes import rank, source
 from aorta.why.causes.rules import rules
-from aorta.why.causes.source import is_called_anew, pieces_of, source_of
+from aorta.why.causes.source import goes_through, indexes_alone, is_called_anew, pieces_of, source_of
 from tests.why.causes.runs import Host, causes, run_of, waited
 from tests.why.causes.stacks import COMMON, TRAIN, write_stacks
 
@@ -204,6 +204,32 @@ def test_what_is_no_program_is_left_out(program, make):
 ])  # fmt: skip
 def test_a_state_that_a_loop_asks_for_anew(text, found):
     assert is_called_anew(ast.parse(text), text.count("\n") + 1, "state_dict") == found
+
+
+STEPS = "for x, y in loader:\n    loss(x, y).backward()\n"
+
+
+@pytest.mark.parametrize(("text", "found"), [
+    (STEPS + "    for a, b in zip(x, y):\n        counts[a, b] += 1", "entries"),
+    (STEPS + "    right = sum(a == b for a, b in zip(x, y))", "entries"),
+    (STEPS + "    while left:\n        left = left[1:]", "entries"),
+    (STEPS + "    for p, v in zip(model.parameters(), means):\n        v.add_(p.grad)", "tensors"),
+    (STEPS + "    for p in model.parameters():\n        for q in p:\n            q /= q.norm()", "entries"),
+    (STEPS + "    counts[x, y] += 1", ""),  # the loop of steps
+    ("for x in rows:\n    pass\nlog(rows)", ""),
+])  # fmt: skip
+def test_what_a_loop_within_a_step_goes_through(text, found):
+    assert goes_through(ast.parse(text), text.count("\n") + 1) == found
+
+
+@pytest.mark.parametrize(("text", "is_alone"), [
+    ("x, y = data[chosen], labels[chosen]", True),
+    ("x = data[chosen].float()", False),
+    ("x = data[3], data[3:9]", False),
+    ("total += x", False),
+])  # fmt: skip
+def test_a_line_that_indexes_and_calls_nothing(text, is_alone):
+    assert indexes_alone(ast.parse(text), 1) == is_alone
 
 
 def told(folder):

@@ -50,7 +50,7 @@ from aorta.why.causes.losses.host_needs import MOSTLY_IDLE
 from aorta.why.causes.losses.needless import CONVOLUTION
 from aorta.why.causes.losses.seen import Line, Seen, line_of
 from aorta.why.causes.program import program_of
-from aorta.why.causes.rules import faster_form
+from aorta.why.causes.rules import faster_form, instead_of
 from aorta.why.causes.source import source_of
 
 OWN = "the program's own code"
@@ -150,13 +150,14 @@ def program_code(
         takes: dict[tuple[str, ...], float] = {("synchronisation", *DEVICE_CELLS): 1.0}
         yield CauseFinding("synchronisation", ms, takes, facts, num_samples=num_samples)
     loops = {function for one in samples for function in _loops(one)}
+    forward = Seen.where(samples, lambda one: one.in_phase("forward"))
     has_no_model = judged.noted.not_measured.get("flops_per_step") in (NO_CALL, NO_OPTIMIZER)
+    has_no_model &= forward.num < FEWEST
     loop = judged.noted.loss_loop
     # Without a module that is the model, what comes before a backward pass is; a loop has its own cause.
     is_loop = loop is not None and not loop.least_bytes and (loop.ms is not None or bool(loop.weights_bytes))
     only_behind = has_no_model or is_loop
     # Of a loss that is made by hand, what is computed in the line that calls the model or below it.
-    forward = Seen.where(samples, lambda one: one.in_phase("forward"))
     called = {
         frame for path in forward.paths for frame in path if (frame.file, frame.outer_function) in loops
     }
@@ -393,13 +394,20 @@ def code_in_passes(judged: Run, account: Account, losses: list[CauseFinding]) ->
         "origin": most[2],
         f"{most[2]}_ms": float(ms.mean()),
         "at": Counter(map(innermost, seen.paths)).most_common(1)[0][0],
-        "instead": faster_form(_name_of(seen.paths[0][-1])),
+        "instead": _instead(seen.paths),
     }
     if ms.mean() >= LARGE * account.mean_step_ms:
         found = CauseFinding("program_code", ms, {CPU_CELLS: 1.0}, facts=facts, num_samples=num)
         backward_ms = judged.mean_of_host(f"{PREFIX}{BACKWARD}") or 0.0  # of which it has as much
         found.more_ms = min(found.mean_ms, backward_ms) if most[2] == "reading" else 0.0
         yield found
+
+
+def _instead(paths: list[list[StackFrame]]) -> str | None:
+    """What is done in place of what most of these are in; None where that is not known."""
+    called = Counter(_name_of(path[-1]) for path in paths if not path[-1].is_program).most_common(1)
+    remedy = instead_of((called[0][0],), "program_code", frozenset()) if called else None
+    return None if remedy is None else remedy.set
 
 
 def _name_of(leaf: StackFrame) -> str:
