@@ -33,6 +33,7 @@ from aorta.record.journal import Journal
 from aorta.record.loader_workers import replacements
 from aorta.record.lock_holder import SCHEDSTAT
 from aorta.record.phase_memory import BACKWARD, FORWARD, OPTIMIZER, PhaseMemory
+from aorta.record.thread_state import clock_of_number, cpu_ns
 from aorta.records.libraries import OWN, library_of, program_frame
 from aorta.records.schema import HostKind, Phase
 from aorta.steps.notes import CollectiveCall, HostNote, RecordedStep, Use
@@ -509,10 +510,5 @@ class ThreadUse:
 
 def own_threads_ns() -> int:
     """Return the CPU time so far of the recorder's own threads, which are named for it. 2 us each."""
-    total_ns = 0
-    for thread in threading.enumerate():
-        if thread.name.startswith("aorta-") and thread.native_id is not None:
-            with suppress(OSError):  # it has just ended
-                # Linux: the CPU clock of a thread by its number, which pthread_getcpuclockid makes, too.
-                total_ns += time.clock_gettime_ns((~thread.native_id << 3) | 6)
-    return total_ns
+    own = [thread for thread in threading.enumerate() if thread.name.startswith("aorta-")]
+    return sum(cpu_ns(clock_of_number(thread.native_id)) or 0 for thread in own)
