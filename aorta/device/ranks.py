@@ -6,7 +6,6 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any, Literal
 
-import msgspec
 import torch
 import torch.distributed as dist
 
@@ -49,24 +48,11 @@ class Ranks:
             dist.barrier()
 
     def gather(self, value: Any) -> list[Any]:
-        """Every rank's value (plain data), in the order of ranks, on every rank."""
-        if self.backend is None:
-            return [value]
-        # Two collectives of bytes: objects would be pickled, and NCCL needs them on the device anyway.
-        place = self.device if self.backend == "nccl" else torch.device("cpu")
-        data = torch.frombuffer(bytearray(msgspec.msgpack.encode(value)), dtype=torch.uint8)
-        size = torch.tensor([len(data)], device=place)
-        sizes = [torch.zeros_like(size) for _ in range(self.world_size)]
-        dist.all_gather(sizes, size)
-        longest = max(int(length) for length in sizes)
-        padded = torch.zeros(longest, dtype=torch.uint8, device=place)
-        padded[: len(data)] = data.to(place)
-        parts = [torch.zeros_like(padded) for _ in range(self.world_size)]
-        dist.all_gather(parts, padded)
-        return [
-            msgspec.msgpack.decode(bytes(part[: int(size)].cpu().numpy().tobytes()))
-            for part, size in zip(parts, sizes, strict=True)
-        ]
+        """Every rank's value, in the order of ranks, on every rank."""
+        values: list[Any] = [value] * self.world_size
+        if self.backend is not None:
+            dist.all_gather_object(values, value)
+        return values
 
 
 def ranks_from_environment() -> Ranks:

@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Literal
 
-import msgspec
 import torch
 from torch._C._profiler import _ExperimentalConfig
 from torch.profiler import ProfilerActivity, profile, record_function
@@ -111,7 +110,7 @@ def measure_point(plan: PointPlan, ranks: Ranks, switch: bool = True) -> Point:
             return unmeasured(plan, ranks, "failed", reason)
         traceback.print_exc()
         return unmeasured(plan, ranks, "failed", f"{type(error).__name__}: {first_line}")
-    runs = [msgspec.convert(run, RankRun) for run in ranks.gather(msgspec.to_builtins(mine))]
+    runs: list[RankRun] = ranks.gather(mine)
     return aggregate(plan, runs, ranks.device.type, _switch(plan, ranks, switch), ranks.backend is not None)
 
 
