@@ -7,7 +7,6 @@ from a second reading of a Kineto trace: the RankTrace holds device work alone.
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import zip_longest
-from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -17,11 +16,9 @@ from aorta.errors import TraceError
 from aorta.processes import no_garbage_collection
 from aorta.timeline.types import Kind
 from aorta.traces.classify import COMM_RULES, COMMUNICATION, COPY, CommRule, classifier, kernel_class
-from aorta.traces.files import read_bytes
 from aorta.traces.kineto import CATEGORIES, EARLIER_CATEGORIES, LAUNCH_CATEGORIES
 from aorta.traces.kineto_file import TensorArgs, TensorEvent, decode
 from aorta.traces.model import RankTrace, TraceCollective
-from aorta.traces.sniff import read_member
 from aorta.traces.sources import Source
 from aorta.traces.steps import Reading
 
@@ -177,9 +174,8 @@ def _launchers_of_rank(source: Source, rank: int) -> tuple[dict[int | str, Launc
     file = source.files[rank]
     if file.format != "kineto":
         return {}, None
-    first = Path(file.paths[0])
     try:
-        return _launchers(read_member(first, file.member) if file.member else read_bytes(first), file.name)
+        return _launchers(file.data(), file.name)
     except TraceError:
         return {}, None  # operators in a form of their own: the kernels were read
 

@@ -75,6 +75,11 @@ class TraceFile(msgspec.Struct, frozen=True):
     def name(self) -> str:
         return f"{self.paths[0]}:{self.member}" if self.member else self.paths[0]
 
+    def data(self) -> bytes:
+        """Content of a trace that is one file or member."""
+        first = Path(self.paths[0])
+        return read_member(first, self.member) if self.member else read_bytes(first)
+
 
 Contents = list[tuple[TraceFile, Content]]
 
@@ -146,10 +151,9 @@ def _read(file: TraceFile, rules: Sequence[CommRule]) -> RankTrace:
             return read_rocpd(first, process=file.process, rank=file.rank, **options)
         case "nsys":
             return read_nsys(first, process=file.process, rank=file.rank, **options)
-    data = read_member(first, file.member) if file.member else read_bytes(first)
     if file.format == "kineto":
-        return parse_kineto(data, file.name, **options)
-    return parse_rocprofv3_json(data, file.name, rank=file.rank, **options)
+        return parse_kineto(file.data(), file.name, **options)
+    return parse_rocprofv3_json(file.data(), file.name, rank=file.rank, **options)
 
 
 def recognise(path: Path | str) -> Kind:

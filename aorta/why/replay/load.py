@@ -10,12 +10,10 @@ from aorta.errors import ReplayError, TraceError
 from aorta.processes import no_garbage_collection
 from aorta.timeline.waits import match_ranks
 from aorta.traces.classify import COMM_RULES, Classifier, CommRule, classifier
-from aorta.traces.files import read_bytes
 from aorta.traces.host_calls import is_mark, step_marks
 from aorta.traces.kineto import CATEGORIES, LAUNCH_CATEGORIES, rank_trace
 from aorta.traces.kineto_file import GraphArgs, GraphEvent, Trace, decode, nanoseconds
 from aorta.traces.model import NS_PER_MS, RankTrace, rank_calls
-from aorta.traces.sniff import read_member
 from aorta.traces.sources import TraceFile, open_source
 from aorta.why.replay.activity import (
     CallKind,
@@ -52,7 +50,7 @@ def steps_of(
     traces: list[RankTrace] = []
     activities: list[RankActivity] = []
     for rank, file in sorted(files.items()):
-        data = read_member(Path(file.paths[0]), file.member) if file.member else read_bytes(file.paths[0])
+        data = file.data()
         with no_garbage_collection():
             decoded = decode(data, file.name, GraphArgs)
             trace = rank_trace(decoded, file.name, rules=rules)
