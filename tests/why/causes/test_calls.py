@@ -47,6 +47,8 @@ ANY = frozenset({"any"})
         (("Dataset.__getitem__ of h5py",), "read many rows in one call"),
         (("loads of python", "JSONDecoder.raw_decode of python"), "parse it once"),
         (("_LocationIndexer.__getitem__ of pandas", "_all of numpy"), "take columns as arrays"),
+        (("concat of pandas", "concatenate_managers of pandas"), "keep what is logged in a list"),
+        (("StandardScaler.transform of sklearn", "check_array of sklearn"), "fit and transform all samples"),
         (("Dataset.__getitem__ of datasets",), "ask for all rows of a batch"),
         (("os.listdir",), "list files once"),
         (("open.read",), "open files once"),

@@ -556,8 +556,10 @@ def test_as_many_values_as_a_model_has_tensors_are_no_gradients(tmp_path):
     assert ["DistributedDataParallel(model) instead" in text for text in told] == [True, False]
 
 
-def test_weights_that_ranks_send_each_other_in_every_step_are_left_out(tmp_path):
-    """24 calls of 64 bytes, which are all that the optimizer updates; of a part of it they are needed."""
+@pytest.mark.parametrize("gathered", [0, 12, 24])
+def test_weights_that_ranks_send_each_other_in_every_step_are_left_out(tmp_path, gathered):
+    """24 calls of 64 bytes, which are all that the optimizer updates; of a part of it they are needed. Where
+    as much goes to one rank before, it may be gradients that come back."""
 
     def make(rank, step, noise):
         host = Host().work(30.0 * noise.gauss(1, 0.01))
@@ -566,13 +568,17 @@ def test_weights_that_ranks_send_each_other_in_every_step_are_left_out(tmp_path)
         return host
 
     place = {"file": "/job/train.py", "line": 9, "function": "main", "num_calls": 240, "bytes": 240 * 64}
-    sites = CallSites(num_steps=10, sites=[CallSite(**place, op="broadcast", moves="a tensor")])
+    to_one = place | {"line": 8, "num_calls": 10 * gathered, "bytes": 10 * gathered * 64}
+    rows = [CallSite(**place, op="broadcast", moves="a tensor")]
+    rows += [CallSite(**to_one, op="gather", moves="a tensor")] if gathered else []
+    sites = CallSites(num_steps=10, sites=rows)
     told = []
     for size in (24 * 64, 12 * 64):
         run = run_of(tmp_path / str(size), make, run_with(optimizers=ADAM | {"parameter_bytes": size}))
         judged = judge(load_run(run, "run"), 1)
         told.append(causes(msgspec.structs.replace(judged, sites=lambda rank: sites))[0].change)
-    assert ["leave these broadcasts out" in text for text in told] == [True, False]
+    assert ["leave these broadcasts out" in text for text in told] == [gathered < 24, False]
+    assert ["in place of one rank that gets" in text for text in told] == [gathered == 24, False]
 
 
 def test_calls_of_the_program_are_not_charged_with_another_operation(tmp_path):

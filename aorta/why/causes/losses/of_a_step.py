@@ -668,7 +668,7 @@ def _one_of_a_program(judged: Run, losses: list[CauseFinding]) -> list[CauseFind
         finding
         for finding in losses
         if finding.kind in ("small_messages", "transfer")
-        and finding.facts.get("origin") in ("program", "own", "results", "gradients", "weights")
+        and finding.facts.get("origin") in ("program", "own", "results", "gradients", "weights", "one_rank")
     ]
     if len({finding.facts["op"] for finding in of_program}) != 1 or len(of_program) < 2:
         return losses

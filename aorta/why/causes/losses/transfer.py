@@ -58,6 +58,8 @@ LOOKED_AT = 24
 """Lines whose calls are looked at."""
 MANY_CALLS = 8
 """Small calls of an operation in a step, from which on merging them is worth a thought."""
+TO_ONE = ("gather", "reduce")
+"""Operations that send to one rank."""
 ABOUT = 0.1
 """Part by which two numbers of tensors may differ that are the same ones."""
 SHORT_PERCENTILE = 25
@@ -214,7 +216,9 @@ def _facts_of(
     }
     if not exposed.is_split:
         facts["unsplit"] = "this includes waiting for late ranks: the ranks could not be matched"
-    if facts["moves"] in NEEDLESS and facts.get("origin") not in ("bucket", "unit", "gradients", "weights"):
+    if facts["moves"] in NEEDLESS and facts.get("origin") not in (
+        *("bucket", "unit", "gradients", "weights", "one_rank"),
+    ):
         facts["origin"] = "results" if _are_results(judged, op) else NEEDLESS[str(facts["moves"])]
     facts["is_proven"] = parts.on_device and _is_unhidden(judged, parts, op)
     return facts
@@ -452,6 +456,15 @@ def _are_all_weights(judged: Run) -> bool:
     return all_bytes > 0 and abs(size - all_bytes) <= ABOUT * all_bytes
 
 
+def _come_by_one_rank(judged: Run) -> bool:
+    """As much goes to one rank in a step as is broadcast: gradients, and these again or weights."""
+    to_one, back = (
+        sum(row.bytes_per_step for row in sites_of(judged) if row.op in ops)
+        for ops in (TO_ONE, ("broadcast",))
+    )
+    return to_one >= (1 - ABOUT) * back
+
+
 def _bubble(run: Run, parts: Parts, exposed: Floats, taken: dict[str, Floats]) -> CauseFinding | None:
     """Sends and receives that take longer than their bytes would: they wait for a neighbour in a pipeline."""
     best = best_busbw(run)
@@ -579,8 +592,10 @@ def _origin(judged: Run, details: Exposure | None, op: str, of_small: bool = Fal
             weights["unit" if module and has_units else "program"] += weight
     origin = max(weights, key=lambda origin: weights[origin], default="")
     by_hand = origin == "program" and op == "all_reduce" and _is_every_gradient(judged)
-    are_weights = origin == "program" and op == "broadcast" and _are_all_weights(judged)
-    return "gradients" if by_hand else "weights" if are_weights else origin
+    are_weights = origin == "program" and op in (*TO_ONE, "broadcast") and _are_all_weights(judged)
+    if are_weights and _come_by_one_rank(judged):
+        return "one_rank"
+    return "gradients" if by_hand else "weights" if are_weights and op == "broadcast" else origin
 
 
 def _is_bucket(module: str) -> bool:
