@@ -223,6 +223,8 @@ def found_causes(judged: Run, path: str = "RUN") -> Causes:
             leaves_cores = leaves_cores or finding.facts.get("op") == "threads"
             told.append(taken)
         elif cause is not None:
+            if unshared_ms := finding.facts.get("unshared_ms"):  # of which a part may stay
+                told.append({"wait": unshared_ms - finding.mean_ms})
             rows = rows_text(taken, account)
             cause = msgspec.structs.replace(cause, evidence=(*cause.evidence, *([rows] if rows else [])))
             named.append((cause, taken))

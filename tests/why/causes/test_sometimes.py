@@ -290,8 +290,10 @@ def test_what_a_rank_has_more_of_is_shared_and_does_not_vanish(tmp_path, optimiz
         host.work(update_ms, "optimizer").comm(2.0 + 100.0 + optimizer_ms - own_ms - update_ms)
         return host, {"host_use": HostUse(own_ms + update_ms, 0.0)}
 
-    (first,) = named(tmp_path / "run", make)
+    explained = found_causes(judge(load_run(run_of(tmp_path / "run", make, steps=STEPS), "run"), 1))
+    (first,) = explained.listed
     assert (first.kind, first.rank, first.is_waited_for) == (kind, 1, True)
+    assert explained.unexplained_ms["wait"] < 2.0
     assert first.ms == pytest.approx(ms, rel=0.02)
     least, most = first.interval_ms
     assert least < (25.0 / 3 if kind == "imbalance" else 25.0)
