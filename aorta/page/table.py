@@ -9,6 +9,7 @@ import numpy as np
 from aorta.account.judge.answer import dataset_answer, mfu_text
 from aorta.account.judge.cells import CELLS, account_of
 from aorta.account.judge.compare import CALLED
+from aorta.account.judge.cores import cores_had
 from aorta.account.judge.judged import looked_at, missing, statistic, why_missing
 from aorta.account.judge.kernels import kernels_by_class, kernels_by_name, operators, queue_text
 from aorta.account.judge.phases import PhaseRow, phases_of
@@ -302,7 +303,8 @@ def _limit_text(dataset: Dataset, metric: str) -> str:
     nobody knows."""
     if metric == CORES and (cores := usable_cores(dataset.first.noted)):
         shared = f", which {cores.num_ranks} ranks share" if cores.num_ranks > 1 else ""
-        others = "" if cores.others is None else f"; other processes had {number(cores.others)}"
+        others_had = cores.others if (had := cores_had(dataset.first)) is None else had.others
+        others = "" if others_had is None else f"; other processes had {number(others_had)}"
         return f"of {cores.num}{shared}{others}"
     limit = memory_limit_bytes(dataset.first.noted) if metric == "device_memory_bytes" else None
     return "" if limit is None else f"of {quantity(limit, 'bytes')}"

@@ -42,4 +42,8 @@ def cores_had(judged: Run) -> CoresHad | None:
     helpers = by_rank - np.where(step_ms > 0, positive(own_ms), 0.0).sum(axis=1) / total_ms
     machines = np.array(whole.ranks) // usable.num_ranks
     most = max(float(by_rank[machines == one].mean()) for one in np.unique(machines))
-    return CoresHad(usable.num, most * usable.num_ranks, max(float(helpers.mean()), 0.0), usable.others)
+    of_mean_rank = float(by_rank[machines == machines[0]].mean() / max(by_rank[0], 1e-9))
+    usable = usable_cores(judged.noted, of_mean_rank) or usable
+    return CoresHad(
+        usable.num, most * usable.num_ranks, max(float(helpers.mean()), 0.0), usable.others or 0.0
+    )

@@ -166,9 +166,9 @@ class UsableCores(NamedTuple):
     """Of these, that other processes had on average over the run; None: not measured."""
 
 
-def usable_cores(run: RunRecord) -> UsableCores | None:
+def usable_cores(run: RunRecord, of_mean_rank: float = 1.0) -> UsableCores | None:
     """None where nobody counted them. Ranks that are bound to cores have masks of their own, of which one is
-    known."""
+    known. of_mean_rank: what the mean rank has of them over the one that counted its own."""
     modes = noted_modes(run)
     num = modes.get("num_cores")
     if not _is_count(num):
@@ -178,7 +178,7 @@ def usable_cores(run: RunRecord) -> UsableCores | None:
     idle, own = modes.get("idle_cores"), modes.get("own_cores")
     if not isinstance(idle, int | float) or not isinstance(own, int | float):
         return UsableCores(int(num), num_ranks, None)
-    return UsableCores(int(num), num_ranks, max(num - idle - own * num_ranks, 0.0))
+    return UsableCores(int(num), num_ranks, max(num - idle - own * of_mean_rank * num_ranks, 0.0))
 
 
 def noted_program(run: RunRecord) -> Mapping[str, Any]:

@@ -30,6 +30,14 @@ def test_ranks_have_what_their_processes_had_and_others_the_rest(tmp_path):
     assert had.free == pytest.approx(3.0)
 
 
+def test_others_have_what_unequal_ranks_leave(tmp_path):
+    """Rank 0 counted its own 0.5; rank 1 has five times as many: both 3 of 8, of which 3 idle."""
+    use = lambda rank, step: HostUse(4.0, 0.0, 25.0 if rank == 1 else 5.0)  # noqa: E731
+    run = judged(tmp_path / "run", MODES | {"own_cores": 0.5}, use)
+    assert cores_had(run).others == pytest.approx(2.0)
+    assert "which 2 ranks share; other processes had 2.00" in dataset_table(dataset("run", [run]))
+
+
 @pytest.mark.parametrize(
     ("modes", "use"),
     [
