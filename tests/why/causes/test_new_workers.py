@@ -73,7 +73,7 @@ def test_all_that_comes_with_new_workers_is_one_loss(tmp_path, make, first_ms):
     ("first_ms", "stays_ms"),
     [
         pytest.param(30.0, 30.0, id="within-what-workers-have-for-one"),
-        pytest.param(300.0, 63.0, id="two-workers-have-63-ms-for-one"),
+        pytest.param(300.0, 2 * (31.5 + 300 / EPOCH), id="two-workers-have-149-ms-for-one"),
     ],
 )
 def test_workers_that_stay_make_the_first_batch_as_well(tmp_path, first_ms, stays_ms):

@@ -66,9 +66,11 @@ def with_new_workers(judged: Run, parts: Parts, losses: list[CauseFinding]) -> l
     all_ms = float((own + ended).sum())
     left = np.maximum(left if MOSTLY * float(left.sum()) <= all_ms else 0.0, own + ended)
     beside_ms = float(left.sum()) - all_ms
-    # Workers that keep up have a batch each in as many steps as they are.
-    most_ms = int(of_program["num_workers"]) * np.median(parts.step_ms.mean(axis=0)[is_usual])
-    half = np.minimum(np.minimum(_first_waits_ms(judged, steps[slow.is_slow], steps), most_ms), own) / 2
+    # Workers that keep up have a batch each in as many steps as they are, and an epoch begins with a stock.
+    first = _first_waits_ms(judged, steps[slow.is_slow], steps)
+    of_stock = first * slow.is_slow.mean()
+    most_ms = int(of_program["num_workers"]) * (np.median(parts.step_ms.mean(axis=0)[is_usual]) + of_stock)
+    half = np.minimum(np.minimum(first, most_ms), own) / 2
     left, own = left - half, own - half
     takes = {cells: float(own.sum() / left.sum()) * part for cells, part in data.takes.items()}
     takes[("between_steps", "data", *ANY_CELL)] = float(ended.sum() / left.sum())
