@@ -23,7 +23,16 @@ PROGRAM = (
     *("workers_0", "workers", "workers_new", "pinned", "buckets_small", "no_buffers", "bucket_view"),
     *("blocks", "resharded_not", "reduced_narrow", "gathered_narrow", "foreach_off", "many_groups"),
     *("fused", "optimizer_of_another", "never_fused", "unfused", "anomaly", "no_core", "short_batch"),
-    *("whole_batches", "cuda_graphs", "own_crowd", "one_thread", "few_threads", "comm_hook", "prefetched"),
+    *(
+        "whole_batches",
+        "cuda_graphs",
+        "own_crowd",
+        "one_thread",
+        "few_threads",
+        "comm_hook",
+        "prefetched",
+        "sliced",
+    ),
     *("expandable", "offloaded", "foreach", "buckets_usual", "iterated_anew", "own_threads"),
     *("items_on_device", "takes_sparse"),
 )
@@ -39,11 +48,11 @@ is on. no_core: workers of a loader would take cores from training. short_batch:
 to hand a batch over as the step waits for it. whole_batches: the data set is asked for a batch at once.
 cuda_graphs: torch.compile was asked to replay the model as CUDA graphs. own_crowd: the ranks of a machine
 have more threads of torch and loader workers than cores; own_threads: as the program itself has set;
-one_thread: the program has set torch to one; few_threads: it has one, and no workers. comm_hook: DDP's
-gradients go through one. prefetched: FullyShardedDataParallel gathers ahead in both passes. expandable: so
-are segments of the allocator. offloaded: units keep their parameters on the CPU. iterated_anew: each batch is
-of an iterator of its own. takes_sparse: the optimizer with most parameters
-is one of torch.optim that updates rows of sparse gradients alone."""
+one_thread: the program has set torch to one; few_threads: it has one, and no workers. sliced: each rank loads
+what all of them train on. comm_hook: DDP's gradients go through one. prefetched: FullyShardedDataParallel
+gathers ahead in both passes. expandable: so are segments of the allocator. offloaded: units keep their
+parameters on the CPU. iterated_anew: each batch is of an iterator of its own. takes_sparse: the optimizer
+with most parameters is one of torch.optim that updates rows of sparse gradients alone."""
 TAKE_SPARSE = ("Adagrad", "SGD")
 OFFERS = {
     "fused": r"\bfused(?:=True| optimizer)",
@@ -177,6 +186,11 @@ def program_of(run: RunRecord) -> tuple[frozenset[str], dict[str, str]]:
     loader = _largest(program.get("loaders"), "num_batches")
     if loader is not None:
         _loader(loader, names, facts)
+        calls = None if run.work is None else run.work.calls
+        rows = 0 if calls is None or calls.num != 1 or run.world_size < 2 else calls.rows
+        if rows and loader.get("batch_size") == run.world_size * rows:
+            names.add("sliced")
+            facts |= {"loaded_rows": str(loader["batch_size"]), "own_rows": str(rows)}
     wrapper = _largest(program.get("wrappers"), "parameter_bytes")
     if wrapper is not None:
         _ddp(wrapper, names, facts)

@@ -1026,6 +1026,16 @@ def in_the_forward_pass(*paths, reason="", doing="runs", **record):
     ]
 
 
+@pytest.mark.parametrize(("name", "is_told"), [("torch.tensor", True), ("torch.cat", False)])
+def test_a_tensor_of_values_within_the_model_is_python_of_its_line(name, is_told):
+    """Lists are made without letting go of the lock: samples come where torch takes them."""
+    forward = StackFrame("/job/model.py", 30, "Net.forward", True)
+    told = in_the_forward_pass(
+        (forward, StackFrame("", 0, name, False)), (forward, of_torch("Conv2d.forward"))
+    )
+    assert told == ([("in_passes", "Net.forward(), model.py:30", 0.5)] if is_told else [])
+
+
 def of_torch(function):
     return StackFrame("torch", 0, function, False)
 

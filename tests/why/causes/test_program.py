@@ -9,7 +9,7 @@ import pytest
 from aorta.account.judge.cores import CoresHad
 from aorta.account.judge.judged import dataset, judge
 from aorta.account.load.open import load_run
-from aorta.records.schema import CallSite, CallSites
+from aorta.records.schema import CallSite, CallSites, CallsOfFewRows, WorkOfStep
 from aorta.why.causes import program as program_module
 from aorta.why.causes.program import (
     OFFERS,
@@ -533,6 +533,16 @@ def test_gradients_that_the_program_reduces_one_by_one_are_for_buckets(tmp_path)
         tmp_path / "gradients", make, optimizers=ADAM | {"num_parameters": 24}
     )
     assert "only shown" in advice(tmp_path / "values", make, optimizers=ADAM | {"num_parameters": 200})
+
+
+@pytest.mark.parametrize(("rows", "num", "is_told"), [(32, 1, True), (64, 1, False), (32, 2, False)])
+def test_ranks_that_load_what_all_of_them_train_on_are_told_to_load_their_part(tmp_path, rows, num, is_told):
+    """Of a batch of 64 samples, on 2 ranks; not where a model takes one in two parts."""
+    calls = CallsOfFewRows(num=num, rows=rows, operators=10, parameter_bytes=1, at=None)
+    run = run_with(loaders=LOADER | {"batch_size": 64})
+    run.work = WorkOfStep(flops=1.0, calls=calls)
+    [told, *_] = causes(judge(load_run(run_of(tmp_path / "run", slow_loader, run), "run"), 1))
+    assert told.change.startswith("let each rank load its own part: the loader at train.py:41") == is_told
 
 
 def test_as_many_values_as_a_model_has_tensors_are_no_gradients(tmp_path):

@@ -379,7 +379,8 @@ def code_in_passes(judged: Run, account: Account, losses: list[CauseFinding]) ->
             return None
         else:
             is_sign = leaf.is_program and (not operators or (leaf.file, leaf.line) in operators)
-            at = None if is_sign else _python_at(path)
+            # A tensor is made there of Python's values, which are made without letting go of the lock.
+            at = at if leaf.function in OF_VALUES else None if is_sign else _python_at(path)
         is_told = at is None or (at.file, at.outer_function) in told
         return None if at is None or is_told else (at.file, at.outer_function, origin)
 

@@ -4,22 +4,25 @@ told: ^let one function of torch's give it
 """
 
 import torch
-from measured import network, steps
-from torch.nn import functional
+from measured import steps
+from torch.nn import Conv2d, functional
 
 torch.set_num_threads(1)
-model = network(width=128, layers=1, classes=6000)
+model = Conv2d(3, 16, 1)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-rows, labels = torch.randn(256, 64), torch.randint(6000, (256,))
+images, classes = torch.randn(4, 3, 96, 96), torch.randint(16, (4, 96, 96))
 
 
-def smoothed(outputs):
-    targets = functional.one_hot(labels, 6000) * 0.9 + 0.1 / 6000
-    return -(targets * torch.log(torch.softmax(outputs, dim=1) + 1e-9)).sum(dim=1).mean()
-    # -> return functional.cross_entropy(outputs, labels, label_smoothing=0.1)
+def focal(outputs):
+    targets = functional.one_hot(classes, 16).permute(0, 3, 1, 2).float()
+    # -> losses = functional.cross_entropy(outputs, classes, reduction="none")
+    found = torch.softmax(outputs, dim=1)
+    # ->
+    return -(targets * (1 - found) ** 2 * torch.log(found + 1e-8)).sum(dim=1).mean()
+    # -> return ((1 - torch.exp(-losses)) ** 2 * losses).mean()
 
 
-for _ in steps():
+for _ in steps(100):
     optimizer.zero_grad()
-    smoothed(model(rows)).backward()
+    focal(model(images)).backward()
     optimizer.step()
