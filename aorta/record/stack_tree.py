@@ -147,9 +147,16 @@ class StackTree:
         entry: Known | None = None
         """Where the program called the library that is being walked through."""
         last: Known | None = None
+        is_own_step = False
         for known, line in reversed(frames):
             if known.phase >= 0 and phase not in _LASTING:
                 phase = known.phase
+                is_own_step = False
+            elif known.is_program and phase == PHASE["optimizer"] and not is_own_step:
+                # A closure, which computes the loss (Lightning's has the whole training step in it), unless
+                # the optimizer is the program's.
+                is_own_step = known.name.rpartition(".")[2] == "step"
+                phase = phase if is_own_step else PHASE["rest"]
             if known.is_hidden:
                 continue
             if known.name == _COMPILES and not known.is_program and known.phase == PHASE["rest"]:

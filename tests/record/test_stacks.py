@@ -94,6 +94,15 @@ def in_an_optimizer(look):
     Looking([torch.zeros(1, requires_grad=True)], lr=0.1).step()
 
 
+def in_the_closure_of_an_optimizer(look):
+    """As Lightning has the whole training step in one."""
+    torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.1).step(look)
+
+
+def in_a_module_of_a_closure(look):
+    torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.1).step(lambda: in_a_module(look))
+
+
 def in_no_phase(look):
     json.loads("{}", object_hook=look)
 
@@ -105,6 +114,8 @@ def in_no_phase(look):
         pytest.param(in_a_loader, "data", id="a-module-that-a-data-set-runs-is-data"),
         pytest.param(in_backward, "backward", id="a-module-that-a-hook-runs-is-backward"),
         pytest.param(in_an_optimizer, "optimizer", id="optimizer"),
+        pytest.param(in_the_closure_of_an_optimizer, "rest", id="a-closure-is-the-program-s"),
+        pytest.param(in_a_module_of_a_closure, "forward", id="a-module-of-a-closure"),
         pytest.param(in_no_phase, "rest", id="rest"),
     ],
 )
