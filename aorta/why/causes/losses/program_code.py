@@ -157,19 +157,23 @@ def program_code(
     # Without a module that is the model, what comes before a backward pass is; a loop has its own cause.
     is_loop = loop is not None and not loop.least_bytes and (loop.ms is not None or bool(loop.weights_bytes))
     only_behind = has_no_model or is_loop
-    # Of a loss that is made by hand, what is computed in the line that calls the model or below it.
     called = {
         frame for path in forward.paths for frame in path if (frame.file, frame.outer_function) in loops
     }
-    first = min((frame.line for frame in called), default=0) if loop is not None and loop.least_bytes else 0
+    first = min((frame.line for frame in called), default=0)
+    is_by_hand = loop is not None and loop.least_bytes > 0
     # What the program collects of garbage is its own cause.
     asked_for = lines_of_spans(judged, "garbage_collection")
     is_slow = None if slow is None else slow[0].among(slow[1], whole.global_step[whole.judged_steps])[0]
 
-    def is_of_loss(path: list[StackFrame]) -> bool:
+    def is_below_model(path: list[StackFrame]) -> bool:
+        """In the line that calls the model first, or below it."""
         line = _group_of(path, loops)[0]
+        return line is not None and 0 < first <= line[2]
+
+    def is_of_loss(path: list[StackFrame]) -> bool:
         is_operator = path[-1].is_program or is_of_torch(path[-1])
-        return line is not None and 0 < first <= line[2] and is_operator
+        return is_by_hand and is_operator and is_below_model(path)
 
     def is_own(one: Samples, row: int) -> bool:
         path = one.path(row)
@@ -212,6 +216,8 @@ def program_code(
         facts = {"what": OWN, "op": "" if _is_no_loss(paths) or not group[2] else "loop"}
         facts |= {"part_ms": float(ms.mean()), "origin": _libraries(paths), "group": (group, tuple(loops))}
         facts["runs"] = _called_in(paths, group[1]) if group[2] else None
+        if facts["origin"] == "values" and is_below_model(paths[0]):
+            facts["origin"] = None  # no data set has what the model gives
         if facts["origin"] == "values" and any(
             row.kind == "an object" and (row.file, row.function) == group[:2] for row in sites_of(judged)
         ):

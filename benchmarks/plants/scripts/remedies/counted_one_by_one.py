@@ -1,6 +1,6 @@
 """
 cause: program_code|between_steps
-told: ^work on whole tensors or arrays in one call
+told: for one entry after the other, on whole tensors
 """
 
 import torch

@@ -1,6 +1,6 @@
 """
 cause: program_code|between_steps
-told: let counts\(\).* run in a data set.* once for all samples|once for all samples before training
+told: ^let .* run in a data set whose batches|^go through texts once
 """
 
 import torch

@@ -1,6 +1,6 @@
 """
 cause: program_code
-told: in place of Python's loops and numpy
+told: in place of Python's loops and numpy|draw all numbers in one call
 """
 
 import random

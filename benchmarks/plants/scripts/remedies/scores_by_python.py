@@ -1,6 +1,6 @@
 """
 cause: program_code|between_steps
-told: do what .*scores_by_python.py:\d+ does once, before training.* in one step of N or in another process
+told: do what .*scores_by_python.py:\d+ does .*in one step of N or in another process
 """
 
 import torch

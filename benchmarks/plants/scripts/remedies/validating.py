@@ -1,6 +1,6 @@
 """
 cause: pause|between_steps
-told: do what .*validating.py:\d+ does less often, (or on fewer batches|on less)
+told: do what .*validating.py:\d+.* does less often, (or on fewer batches|on less)
 """
 
 import torch
