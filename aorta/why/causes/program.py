@@ -34,7 +34,7 @@ PROGRAM = (
         "sliced",
     ),
     *("expandable", "offloaded", "foreach", "buckets_usual", "iterated_anew", "own_threads"),
-    *("items_on_device", "takes_sparse"),
+    *("items_on_device", "takes_sparse", "omp_thread"),
 )
 """workers_0: the training loop's DataLoader has none; workers_new: it has some, which start anew in short
 epochs. pinned: it hands out pinned memory. buckets_small, buckets_usual: DDP's are set below its default, or
@@ -48,10 +48,11 @@ is on. no_core: workers of a loader would take cores from training. short_batch:
 to hand a batch over as the step waits for it. whole_batches: the data set is asked for a batch at once.
 cuda_graphs: torch.compile was asked to replay the model as CUDA graphs. own_crowd: the ranks of a machine
 have more threads of torch and loader workers than cores; own_threads: as the program itself has set;
-one_thread: the program has set torch to one; few_threads: it has one, and no workers. sliced: each rank loads
-what all of them train on. comm_hook: DDP's gradients go through one. prefetched: FullyShardedDataParallel
-gathers ahead in both passes. expandable: so are segments of the allocator. offloaded: units keep their
-parameters on the CPU. iterated_anew: each batch is of an iterator of its own. takes_sparse: the optimizer
+one_thread: the program has set torch to one; omp_thread: OMP_NUM_THREADS has; few_threads: it has one, and no
+workers. sliced: each rank loads what all of them train on. comm_hook: DDP's gradients go through one.
+prefetched: FullyShardedDataParallel gathers ahead in both passes. expandable: so are segments of the
+allocator. offloaded: units keep their parameters on the CPU. iterated_anew: each batch is of an iterator of
+its own. takes_sparse: the optimizer
 with most parameters is one of torch.optim that updates rows of sparse gradients alone."""
 TAKE_SPARSE = ("Adagrad", "SGD")
 OFFERS = {
@@ -339,6 +340,11 @@ def _crowd(
     if place and threads == 1 < cores:
         names.add("one_thread")
         facts |= {"whole_cores": str(cores), "threads_at": place}
+    # torchrun sets it, where it starts more than one process and nothing else does.
+    enough = cores // num_ranks - num_workers
+    if not place and threads == 1 < enough and run.environment.get("OMP_NUM_THREADS") == "1":
+        names.add("omp_thread")
+        facts |= {"whole_cores": str(cores), "omp_enough": str(enough)}
 
 
 def _loader(loader: Mapping[str, Any], names: set[str], facts: dict[str, str]) -> None:

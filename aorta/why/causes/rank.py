@@ -760,7 +760,7 @@ def cause_of(
     waited_ms = value.each_ms if finding.kind == "data_loading" else 0.0
     of_workers = workers_of(judged.noted, account.share("core_taken"), waited_ms, cores_had(judged))
     stack, facts = stack | of_workers[0], facts | of_workers[1]
-    stack -= {"one_thread"} if "no_core" in stack else set()
+    stack -= {"one_thread", "omp_thread"} if "no_core" in stack else set()
     facts |= {"do": "do it", "at_line": "", "counted": "judged" if account.usual is None else "recorded"}
     if line is not None:
         at = finding.facts.get("loop_lines", line.text)

@@ -671,3 +671,24 @@ def test_a_program_that_sets_torch_to_one_thread_is_told_where(threads, set_at, 
     names, facts = program_of(msgspec.structs.replace(run_with(), program={"modes": modes}))
     assert ("one_thread" in names) == is_one
     assert facts == ({"whole_cores": "8", "threads_at": "a.py:7"} if is_one else {})
+
+
+@pytest.mark.parametrize(
+    ("threads", "set_at", "set_to", "cores", "is_one"),
+    [
+        (1, None, "1", 8, True),
+        (1, None, None, 8, False),
+        (1, ["a.py", 7], "1", 8, False),
+        (1, None, "1", 1, False),
+    ]
+    + [(4, None, "4", 8, False)],
+)
+def test_the_one_thread_that_a_launcher_leaves_is_told_where_cores_are_left(
+    threads, set_at, set_to, cores, is_one
+):
+    modes = {"num_threads": threads, "num_cores": cores, "threads_at": set_at}
+    environment = {} if set_to is None else {"OMP_NUM_THREADS": set_to}
+    record = msgspec.structs.replace(run_with(), program={"modes": modes}, environment=environment)
+    names, facts = program_of(record)
+    assert ("omp_thread" in names) == is_one
+    assert facts.get("omp_enough") == ("8" if is_one else None)
