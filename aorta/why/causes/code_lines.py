@@ -1,5 +1,6 @@
 """The line of the program that a cause is in, by the stacks sampled in its steps and on its rank."""
 
+import re
 from collections import Counter, defaultdict
 from dataclasses import replace
 from itertools import dropwhile
@@ -54,6 +55,8 @@ THREAD_BEGINS = "Thread._bootstrap"
 """Outermost function of a thread that Python's threading has started."""
 MOST_ISSUED = 3
 UNKNOWN = "<unknown>"
+CHECKS = re.compile(r"Distribution\.(__init__|_validate_sample)|_\w+\.check")
+"""Functions of torch.distributions that look at values: without validate_args the first takes no time."""
 NO_LINE = {
     *("core_taken", "clock", "imbalance", "bubble", "starved", "device_to_device", "anomaly", "blocking"),
     *("locked_out", "slowed"),
@@ -190,12 +193,20 @@ def waiting_calls(finding: CauseFinding, judged: Run) -> list[Waits]:
             ends = [stack for stack in there if _is_of_library(stack.frames[-1])]
             if FEWEST <= len(there) < 2 * len(ends) and (most := heaviest(ends)) is not None:
                 call = f"{call} in {most.calls}"
+            checks = [stack for stack in there if _is_of_a_check(stack.frames[-1])]
+            if FEWEST <= len(there) < 2 * len(checks):
+                call = f"{call} in checks of torch.distributions"
         found += [Waits(at, call, num, ms)] if line else []
     return sorted(found, key=lambda one: -one.ms)
 
 
 def _is_of_library(frame: StackFrame) -> bool:
     return not frame.is_program and frame.file not in ("", "torch", "python")
+
+
+def _is_of_a_check(frame: StackFrame) -> bool:
+    """Of the values that a distribution is made of or asked about."""
+    return frame.file == "torch" and bool(CHECKS.fullmatch(frame.function))
 
 
 def makes_groups(line: CodeLine, judged: Run) -> str:

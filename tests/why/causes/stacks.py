@@ -60,6 +60,8 @@ FRAMES = {
     "parse": StackFrame("/job/text.py", 30, "parse", is_program=True),
     "other_task": StackFrame("/job/logs.py", 4, "send", is_program=True),
     "attends": StackFrame("transformers", 0, "sdpa_attention_forward", is_program=False),
+    "distribution": StackFrame("torch", 0, "Distribution.__init__", is_program=False),
+    "draws": StackFrame("torch", 0, "Normal.sample", is_program=False),
     "sends": StackFrame("lightning", 0, "move_data_to_device.<locals>.batch_to", is_program=False),
 }
 NAMES = [*FRAMES]
@@ -70,6 +72,8 @@ CALLERS = {
     "of_gather": "gather",
     "of_waiting": "waiting",
     "update": "augment",
+    "distribution": "augment",
+    "draws": "augment",
     "of_hook": "backward",
     "compress": "backward",
     "watch": "fit",

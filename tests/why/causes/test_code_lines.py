@@ -736,6 +736,11 @@ def test_the_line_that_waits_longest_is_the_line_of_a_wait(tmp_path):
             8, "straggler.py:5", "update", "augment(), straggler.py:5",
             "bool in MeanMetric.update of torchmetrics", id="a-library-s-in-the-program-s-line",
         ),
+        pytest.param(
+            8, "straggler.py:5", "distribution", "augment(), straggler.py:5",
+            "bool in checks of torch.distributions", id="checks-of-a-distribution",
+        ),
+        pytest.param(8, "straggler.py:5", "draws", "augment(), straggler.py:5", "bool", id="draws"),
         pytest.param(8, "loss.py:9", "augment", "loss.py:9", "bool", id="in-no-library"),
         pytest.param(1, "loss.py:9", "epoch", "loss.py:9", "bool", id="too-short-to-be-seen"),
     ],
