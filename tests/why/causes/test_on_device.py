@@ -975,6 +975,38 @@ def test_kernels_that_cudnn_tries_out_for_each_new_size(num_sizes, kernel, is_to
     )
 
 
+@pytest.mark.parametrize(
+    ("num_sizes", "frame", "kind"),
+    [
+        pytest.param((10, 10), "main", "program_code", id="of-trials"),
+        pytest.param((1, 10), "main", "memory", id="of-one-size"),
+        pytest.param((10, 10), "empty_cache", "memory", id="the-program-empties-it"),
+    ],
+)
+def test_memory_that_is_given_back_is_of_the_kernels_that_cudnn_tries(tmp_path, num_sizes, frame, kind):
+    modes = {"slowed_by": {"cudnn_benchmark": ("/job/train.py", 7)}}
+    noted = msgspec.structs.replace(
+        run_record(2), work=WorkOfStep(num_sizes=num_sizes), program={"modes": modes}
+    )
+
+    def make(rank, step, noise):
+        host, more = gives_memory_back(rank, step, noise)
+        kernels = KernelSums(num_kernels=30, classes={}, top=[(0, 20.0, 30)])
+        return host, more | {"kernels": kernels}
+
+    folder = run_of(tmp_path / "run", make, noted, STEPS)
+    for rank in (0, 1):
+        write_json(folder / kernels_name(rank), KernelNames(names=["cudnn_infer_wgrad2d"]))
+        write_stacks(folder, rank, COMMON, (frame, "rest", "runs", 0.5), steps=STEPS)
+    found = causes(judge(load_run(folder, "run"), 1))
+    (first,) = (one for one in found if one.ms == pytest.approx(6.0, rel=0.05))
+    assert first.kind == kind
+    if kind == "program_code":
+        low, high = first.interval_ms
+        assert low < 6.0 < high
+        assert first.change.startswith("torch.backends.cudnn.benchmark = False")
+
+
 def test_no_sentence_of_one_needless_work_is_said_of_another():
     """Each is told by facts that no other finding has."""
     facts = {

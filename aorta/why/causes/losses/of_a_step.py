@@ -49,6 +49,7 @@ from aorta.why.causes.losses.needless import (
 from aorta.why.causes.losses.new_workers import with_new_workers
 from aorta.why.causes.losses.parts import Parts, parts_of
 from aorta.why.causes.losses.program_code import (
+    EMPTY_CACHE,
     OWN,
     code_in_model,
     code_in_passes,
@@ -163,7 +164,8 @@ def findings(
     losses = [*within_host_needs(judged, account, losses)]
     losses += code_in_passes(judged, account, losses)
     of_slow_steps = [*slow_steps(judged, parts, slow)]
-    of_code = program_code(judged, account, _own_slow_steps(judged, account, of_slow_steps, rare))
+    of_code = [*program_code(judged, account, _own_slow_steps(judged, account, of_slow_steps, rare))]
+    _leave_to_trials(judged, account, losses, of_code)
     losses = _with_common(losses, [*of_code, *_of_all_ranks(judged, parts)])
     if blocks_launches(judged):
         for finding in losses:
@@ -204,6 +206,22 @@ def findings(
     losses += memory_limit(judged)
     losses += fallen_back(judged, account)  # what others explain is not in it
     return [*code_in_hooks(judged, account, losses), *losses]
+
+
+def _leave_to_trials(
+    judged: Run, account: Account, losses: list[CauseFinding], of_code: list[CauseFinding]
+) -> None:
+    """torch empties its cache behind the kernels that cuDNN tries for a size: what is given back is of these,
+    where the program empties none, and what launches take longer by it tells what they cost."""
+    trials = next((one for one in of_code if one.facts.get("origin") == "cudnn_benchmark"), None)
+    freed = next((one for one in losses if one.facts.get("op") == "given_back"), None)
+    samples = samples_of_ranks(judged.whole or judged)
+    if trials is None or freed is None or any(one.that_call(EMPTY_CACHE).any() for one in samples):
+        return
+    losses.remove(freed)
+    if freed.mean_ms >= LARGE_SHARE * account.mean_step_ms:
+        trials.ms, trials.takes = freed.ms, freed.takes
+        trials.facts["num_freed"] = freed.facts["num_frees"]
 
 
 def _own_slow_steps(
