@@ -1220,6 +1220,20 @@ def test_convolutions_that_copy_their_inputs_into_columns():
 
 
 @pytest.mark.parametrize(
+    ("kernel", "ms", "peak", "is_told"),
+    [
+        pytest.param("indexing_backward_kernel_small_stride", 12.0, 1e9, True, id="few-rows-many-times"),
+        pytest.param("indexing_backward_kernel_stride_1", 12.0, 8e9, False, id="may-be-many-rows"),
+        pytest.param("indexing_backward_kernel", 12.0, None, False, id="nobody-knows-how-many"),
+        pytest.param("embedding_backward_feature_kernel", 12.0, 1e9, False, id="an-embedding"),
+    ],
+)
+def test_rows_that_many_indices_share_are_told_where_their_bytes_take_no_time(kernel, ms, peak, is_told):
+    """Ten calls, on a device that moves 4 TB/s or so."""
+    assert needless({kernel: ms}, peak=peak) == ([("shared", pytest.approx(ms))] if is_told else [])
+
+
+@pytest.mark.parametrize(
     ("frame", "remedy"), [("packs", "leave save_on_cpu() out"), ("model", "let what needs")]
 )
 def test_copies_of_save_on_cpu_have_a_remedy_of_their_own(tmp_path, frame, remedy):

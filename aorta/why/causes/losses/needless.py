@@ -51,6 +51,8 @@ FULL = re.compile(r"f32f32_f32f32_f32|(?<!fp16_)(?<!bf16_)sgemm|scudnn")
 """In names of kernels that multiply matrices in fp32 without tensor cores."""
 CONVOLUTION = re.compile(r"[fdw](prop|grad)|conv")
 COLUMNS = re.compile(r"(im2|vol2|2)col|col2(im|vol)")
+INDEXED = re.compile(r"^indexing_backward_kernel")
+"""Kernels of the backward pass of table[index], which add the rows of equal indices one after the other."""
 COLUMNS_SAVE = 0.7
 """Of the products of one image after the other beside such copies, that cuDNN does not take: 5.2 ms for 18.4
 on an H200."""
@@ -204,6 +206,8 @@ def _all_of_it(judged: Run, account: Account) -> Iterator[CauseFinding]:
         facts = {"op": "columns", "what": "inputs of convolutions copied into columns"}
         facts |= {"columns_ms": float(ms.mean()), "kernel": columns[0]}
         yield CauseFinding("compute", ms + np.minimum(products_ms, ms), TAKES, facts=facts)
+    if indexing := [name for name in names if INDEXED.search(name)]:
+        yield from _one_after_the_other(judged, indexing)
     if not account.on_device and _is_in_fp64(judged, work):
         ms = work_ms_of(account)
         in_passes = [judged.mean_of_host(f"{PREFIX}{name}") or 0.0 for name in ("forward", "backward")]
@@ -883,6 +887,26 @@ def memory_used(judged: Run) -> MemoryUsed | None:
     if limit is None or peak is None or not np.isfinite(peak).any():
         return None
     return MemoryUsed(float(np.nanmax(peak)), float(limit))
+
+
+def _one_after_the_other(judged: Run, names: list[str]) -> Iterator[CauseFinding]:
+    """Where a kernel takes longer than to read and write all that is allocated, twice, it waits for sums: of
+    different indices it would be done."""
+    used, hardware = memory_used(judged), part_of_device(judged)
+    if used is None or hardware is None:
+        return
+    ms, num = (
+        _time_of(judged, names),
+        sum(judged.mean_of(of_operation(NAME_COUNT, one)) or 0.0 for one in names),
+    )
+    moving_ms = 1e3 * 4 * used.peak_bytes / hardware.memory.sustained_hbm_bytes_per_s
+    if num and ms.mean() >= num * moving_ms:
+        facts = {
+            "op": "shared",
+            "what": "rows of a table that many indices share",
+            "shared_ms": float(ms.mean()),
+        }
+        yield CauseFinding("compute", ms, TAKES, facts=facts | {"kernel_of_index": names[0]})
 
 
 def _time_of(judged: Run, names: list[str]) -> Floats:
