@@ -826,8 +826,8 @@ def _unread_rows(
     sparse_ms = math.sqrt(sparse_least_ms * sparse_most_ms)
     fused_ms = FUSED_SAVES * updated_ms if "unfused" in program_of(judged.noted)[0] else 0.0
     sure_ms = least_ms + updated_ms - sparse_most_ms
-    written_ms = math.sqrt(least_ms * most_ms)
-    middle_ms = written_ms + updated_ms - sparse_ms
+    filled_ms = math.sqrt(least_ms * most_ms)
+    middle_ms = filled_ms + updated_ms - sparse_ms
     lost_ms = max(middle_ms, fused_ms, sure_ms)
     if max(sure_ms, fused_ms) <= 0:  # as many are looked up as may take longer than all rows
         return
@@ -844,7 +844,7 @@ def _unread_rows(
     takes = {WORK: 1 - of_optimizer, ("optimizer",): of_optimizer}
     found = CauseFinding("compute", positive(lost_ms + updated - updated_ms), takes, facts=facts)
     # Writing has nothing to do with how many rows differ: hardly both are at their ends.
-    beyond_ms = math.hypot(most_ms - written_ms, sparse_ms - sparse_least_ms)
+    beyond_ms = math.hypot(most_ms - filled_ms, sparse_ms - sparse_least_ms)
     found.more_ms = max(middle_ms + beyond_ms - lost_ms, 0.0)
     yield found
 
