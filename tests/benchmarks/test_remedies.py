@@ -23,6 +23,7 @@ WITHOUT_PROGRAM = {
     ("clock", "check cooling"): "a fault of a machine",
     ("idle", ""): "of traces without host activities: nothing is set",
     ("late_rank", "inspect"): "a fault of a machine",
+    ("transfer", "the plain optimizer in place"): "zero_alone shows it, and is told which",
     ("program_code", "DistributedDataParallel, with a process"): "the changed program has more ranks",
     ("program_code", "torch.cuda.memory._record_memory_history"): "allocations_traced is as that on a CPU",
     ("program_code", "draw as few numbers as are used"): "as few as a program can do with",

@@ -104,6 +104,10 @@ UNIT_BYTES = 80 << 20
 """Of parameters, that are worth several units, of 10 MB each."""
 FSDP1 = "FullyShardedDataParallel"
 RESHARDED = ("FULL_SHARD", "HYBRID_SHARD")
+STATE_OF_ADAM = 2
+"""Times the bytes of the parameters; other optimizers keep less."""
+LITTLE = 0.05
+"""Of a rank's memory, for which no state need be sharded."""
 FLOATS = {"bfloat16": 2, "float16": 2, "float32": 4, "float64": 8}
 """Bytes of an element."""
 WIDE_PART = 0.1
@@ -216,6 +220,7 @@ def program_of(run: RunRecord) -> tuple[frozenset[str], dict[str, str]]:
         names |= {"never_fused"} if is_torchs and optimizer.get("kind") not in has_fused else set()
         names |= {"takes_sparse"} if optimizer.get("kind") in TAKE_SPARSE else set()
         facts |= _site("optimizer", optimizer) | {"optimizer": str(optimizer.get("kind"))}
+        facts |= _plain(optimizer, all_rows, run)
     modes = noted_modes(run)
     if modes.get("anomaly_detection"):
         names.add("anomaly")
@@ -224,6 +229,18 @@ def program_of(run: RunRecord) -> tuple[frozenset[str], dict[str, str]]:
     _crowd(modes, loader, run, names, facts)
     names |= {name for name in ("cuda_graphs", "comm_hook") if modes.get(name)}
     return frozenset(names), facts
+
+
+def _plain(optimizer: Mapping[str, Any], rows: Sequence[Mapping[str, Any]], run: RunRecord) -> dict[str, str]:
+    """The optimizer that a ZeroRedundancyOptimizer has, where memory has room for all of its state."""
+    at, state_bytes = optimizer.get("site"), STATE_OF_ADAM * _number(optimizer, "parameter_bytes")
+    kinds = [str(row.get("kind")) for row in rows if row is not optimizer and row.get("site") == at]
+    on_cpu = num_local_ranks(run) if any(row.get("kind") == "cpu" for row in run.devices) else 1
+    sizes = [_number(row, "memory_bytes") for row in run.devices]
+    memory = min(filter(None, sizes), default=0.0) / on_cpu
+    if optimizer.get("kind") != "ZeroRedundancyOptimizer" or not kinds or state_bytes > LITTLE * memory:
+        return {}
+    return {"plain": kinds[0], "whole_state": byte_text(state_bytes), "rank_memory": byte_text(memory)}
 
 
 def num_units(run: RunRecord) -> int:

@@ -591,6 +591,37 @@ def test_weights_that_ranks_send_each_other_in_every_step_are_left_out(tmp_path,
     assert ["in place of one rank that gets" in text for text in told] == [gathered == 24, False]
 
 
+@pytest.mark.parametrize(
+    ("size", "sent_ms", "told"),
+    [
+        pytest.param(64 * MIB, 12.0, "AdamW in place of ZeroRedundancyOptimizer at train.py:12", id="small"),
+        pytest.param(64 * 1024 * MIB, 12.0, "where memory has room for all of its state", id="large"),
+        pytest.param(64 * MIB, 1.0, None, id="sent-in-no-time"),
+    ],
+)
+def test_parameters_that_a_sharded_optimizer_sends_are_a_cause_beside_gradients(
+    tmp_path, size, sent_ms, told
+):
+    """Of a step with 6 ms of gradients."""
+
+    def make(rank, step, noise):
+        host = Host().work(30.0 * noise.gauss(1, 0.01)).comm(6.0, size=size)
+        return host.comm(sent_ms, "broadcast", size=size)
+
+    place = {"file": "/job/train.py", "line": 9, "function": "main", "num_calls": 10, "bytes": 10 * size}
+    rows = [CallSite(**place, op="all_reduce", moves="gradients, bucket 0: fc.weight")]
+    rows += [CallSite(**place | {"line": 10}, op="broadcast", moves="for optimizer: ZeroRedundancyOptimizer")]
+    plain = {"kind": "AdamW", "parameter_bytes": size / 2, "site": "train.py:12"}
+    run = run_with(optimizers=plain | {"kind": "ZeroRedundancyOptimizer", "parameter_bytes": size})
+    run.program["optimizers"].append(plain)
+    run.devices.append({"kind": "cpu", "memory_bytes": 256 << 30})
+    judged = judge(load_run(run_of(tmp_path / "run", make, run), "run"), 1)
+    judged = msgspec.structs.replace(judged, sites=lambda rank: CallSites(num_steps=10, sites=rows))
+    found = [one for one in causes(judged) if "ZeroRedundancyOptimizer" in one.change]
+    assert [one.ms for one in found] == ([pytest.approx(sent_ms, rel=0.1)] if told else [])
+    assert all(told in one.change for one in found)
+
+
 def test_calls_of_the_program_are_not_charged_with_another_operation(tmp_path):
     """12 broadcasts of 2 ms by hand beside an all_reduce of 6 ms: at most 24 ms are of broadcast."""
 

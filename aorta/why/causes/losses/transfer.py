@@ -73,9 +73,10 @@ HIDDEN_ENOUGH = 0.6
 MIN_GATHERS = 3
 NEEDLESS = {
     **dict.fromkeys(("nothing", "a tensor", "a value", "a metric"), "own"),
-    **{"an object": "object", "buffers": "buffers"},
+    **{"an object": "object", "buffers": "buffers", f"for {OF_ZERO}": "zero"},
 }
-"""What moves that is no gradient or parameter, as call sites have it, and its origin for the rules."""
+"""What moves that is no gradient or parameter, as call sites have it, and its origin for the rules; and what
+one optimizer in place of another does not send."""
 GATHERS = ("all_gather", "gather")
 """What moves results of all ranks to some."""
 MOST_OF_ALL = 0.9
