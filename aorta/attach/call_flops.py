@@ -1,7 +1,9 @@
 """FLOPs of one call of a copy without data, forward and backward, by torch's own formulas."""
 
+import math
 import random
 import threading
+import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext, suppress
@@ -27,6 +29,11 @@ from aorta.records.stacks import StackFrame
 KNOWN = ("aten", "prims", "prim", "profiler")
 HEAVY = ("mm", "conv", "attention", "rnn", "lstm", "gru")
 """Parts of names of operators that have FLOPs worth counting."""
+
+
+MOST_CPU_S = 4.0
+"""Of the thread that counts, from which on a run's end waits no longer: an LSTM over a thousand steps of time
+goes on for half a minute."""
 
 
 class Count(NamedTuple):
@@ -60,12 +67,13 @@ def count_of(
     needs_gradient: bool = True,
     parts_counted: Mapping[torch.Size, float] = MappingProxyType({}),
     is_cached: bool = False,
+    until_s: float = math.inf,
 ) -> Count:
     """Of a forward and a backward pass of a copy without data; a checkpointed module's second forward counts
     apart. Raises NotCountedError, and whatever the model raises.
 
     taken: by place among its outputs, the part of the entries that the loss takes. parts_counted: as of
-    NeedlessOperators. is_cached: within parametrize.cached()."""
+    NeedlessOperators. is_cached: within parametrize.cached(). until_s: by thread_time, when to give up."""
     constant = [*constant]
     for one in (*constant, *tree_leaves((args, named))):  # what fills up in later steps is none
         with suppress(Exception):  # of torch.func, whose count is none any more
@@ -73,7 +81,7 @@ def count_of(
     by_line = OperatorsByLine(model, count_of.__code__)
     one_type = OneType()
     needless = NeedlessOperators(constant, fuses, parts_counted, lambda: one_type.is_told_causal)
-    watched = _Watched(needless, by_line)
+    watched = _Watched(needless, by_line, until_s)
     again = _Again(watched)
     states, handles = (random.getstate(), torch.get_rng_state()), again.watch(model)
     try:
@@ -201,9 +209,9 @@ class _Again:
 class _Watched(TorchDispatchMode):
     """Refuses what must not run, or would not be counted; routes tokens to experts evenly."""
 
-    def __init__(self, needless: NeedlessOperators, by_line: OperatorsByLine) -> None:
+    def __init__(self, needless: NeedlessOperators, by_line: OperatorsByLine, until_s: float) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.needless, self._by_line = needless, by_line
+        self.needless, self._by_line, self._until_s = needless, by_line, until_s
         self._without_data = WithoutData(needless.stands_for)
         self._num_experts = 0
         self._of_all: dict[int, torch.Tensor] = {}
@@ -217,6 +225,8 @@ class _Watched(TorchDispatchMode):
         self.fp64, self.fp32 = Counter[StackFrame | None](), Counter[StackFrame | None]()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if time.thread_time() > self._until_s:
+            raise NotCountedError(f"to count its operators takes longer than {MOST_CPU_S:g} s")
         if not isinstance(func, torch._ops.OpOverload):
             raise NotCountedError(f"the operator {func} has no formula")
         if func is not torch.ops.prim.device.default and _is_made_of_others(func):

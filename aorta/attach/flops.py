@@ -11,9 +11,11 @@ Of a model that is parallel by tensors the whole is counted, and divided by the 
 
 import sys
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Iterable
 from contextlib import suppress
+from functools import partial
 from itertools import pairwise
 from operator import mul
 from traceback import walk_tb
@@ -27,7 +29,7 @@ from torch.nn.utils import parametrize
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
 from aorta.attach.backward_graphs import BackwardGraphs
-from aorta.attach.call_flops import Count, count_of, line_of_caller, tensors_of
+from aorta.attach.call_flops import MOST_CPU_S, Count, count_of, line_of_caller, tensors_of
 from aorta.attach.layout_copies import LayoutCopies
 from aorta.attach.loss_loops import LossLoops
 from aorta.attach.meta_copies import (
@@ -458,10 +460,11 @@ class ModelCalls:
         models = {key: kind for key, kind in kinds.items() if self._models[key[0]][1]}
         if not models:
             return None, self._error or (NO_CALL if self._trained else NO_OPTIMIZER)
+        self._count_of = partial(count_of, until_s=time.thread_time() + MOST_CPU_S)
         try:
             taken, parts_counted = self._graphs.parts_taken(), self._graphs.parts_counted()
             counted = {
-                key: count_of(
+                key: self._count_of(
                     *kind,
                     self._constant(key, kind),
                     self._fuses,
@@ -491,7 +494,8 @@ class ModelCalls:
         for number, kind in self._kinds_of_frozen.items():
             with suppress(Exception):  # nothing is said of it
                 if form_of(kind[0]) not in trained and self._frozen.part_again(number) >= SEEN_BEFORE:
-                    found.append((count_of(*kind, needs_gradient=False).flops, self._frozen.lines[number]))
+                    flops = self._count_of(*kind, needs_gradient=False).flops
+                    found.append((flops, self._frozen.lines[number]))
         return max(found, key=lambda entry: entry[0])
 
     def _calls_of_few_rows(
@@ -535,7 +539,7 @@ class ModelCalls:
             for call in one.calls:
                 kind = kinds[call.kind]
                 if frozen := _freeze(kind[0], own):
-                    left = count_of(*kind, needs_gradient=False, is_cached=call.kind in self._cached)
+                    left = self._count_of(*kind, needs_gradient=False, is_cached=call.kind in self._cached)
                     for parameter in frozen:
                         parameter.requires_grad_(True)
                     num = counted[call.kind].flops - left.flops
@@ -564,7 +568,7 @@ class ModelCalls:
         sums, tables = {name: Counter[StackFrame | None]() for name in names}, dict[int, Table]()
         loops, rows = list[OperatorLoop](), list[LineOfWork]()
         for key, kind in kinds.items():
-            one, times, line = counted.get(key) or count_of(*kind), self._times[key], self._lines[key]
+            one, times, line = counted.get(key) or self._count_of(*kind), self._times[key], self._lines[key]
             of_kind = {"again": one.again, "fp32": one.fp32}
             if key in counted and not compiled_frames():  # which joins operators
                 loops += [] if (loop := one.by_line.loop()) is None else [loop.times(times)]
@@ -580,7 +584,7 @@ class ModelCalls:
                 within = [line]
             of_kind["fp64"] = Counter({max(within, key=one.fp64.__getitem__): one.fp64.total()})
             if frozen := _freeze(kind[0], unread):
-                left = count_of(*kind, needs_gradient=False, is_cached=key in self._cached)
+                left = self._count_of(*kind, needs_gradient=False, is_cached=key in self._cached)
                 of_kind["unread"] = Counter({line: one.flops - left.flops})
                 for parameter in frozen:  # of a copy that other calls of the module share
                     parameter.requires_grad_(True)
@@ -588,7 +592,7 @@ class ModelCalls:
             if asked and key in counted:
                 for leaf in asked:
                     leaf.requires_grad_(False)
-                left = count_of(*kind, needs_gradient=False, is_cached=key in self._cached)
+                left = self._count_of(*kind, needs_gradient=False, is_cached=key in self._cached)
                 of_kind["inputs"] = Counter({line: one.flops - left.flops})
             flops += times * (one.flops + one.again.total())
             num_bytes, again_bytes = num_bytes + times * one.num_bytes, again_bytes + times * one.again_bytes

@@ -1,6 +1,7 @@
 """FLOPs of a step that torch counts on a copy without data, beside counts by hand."""
 
 import random
+import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from types import SimpleNamespace
@@ -248,6 +249,15 @@ def test_what_cannot_be_counted_is_refused_with_a_reason(model, reason):
     total, told = calls.count()
     assert total is None
     assert told.startswith(reason)
+
+
+def test_the_end_of_a_run_waits_no_longer_for_a_count_than_it_may(monkeypatch):
+    """20,000 steps of time are some million operators of a copy: minutes."""
+    monkeypatch.setattr("aorta.attach.flops.MOST_CPU_S", 0.2)
+    calls = noted(nn.GRU(4, 4), torch.zeros(20_000, 1, 4))
+    begins_s = time.thread_time()
+    assert calls.count() == (None, "to count its operators takes longer than 4 s")
+    assert time.thread_time() - begins_s < 2.0
 
 
 def noted(model, *inputs, times=1):
