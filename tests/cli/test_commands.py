@@ -221,7 +221,7 @@ def test_why_takes_own_rules_too(tmp_path: Path) -> None:
     assert "all_to_all" in causes[0]["subject"]
 
 
-@pytest.mark.parametrize("command", [("report",), ("why",), ("compare",), ("merge",), ("program", "lint")])
+@pytest.mark.parametrize("command", [("report",), ("why",), ("compare",), ("merge",)])
 def test_every_command_that_reads_traces_takes_own_rules(command: tuple[str, ...]) -> None:
     assert "--comm-rules" in run(*command, "--help-all" if len(command) == 1 else "--help").stdout
 
