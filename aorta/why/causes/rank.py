@@ -402,7 +402,9 @@ def _is_of_messages(larger: Cause, cause: Cause, judged: Run | None) -> bool:
     lines, kinds = [one.line for one in (larger, cause)], {larger.kind, cause.kind}
     # Ranks that wait in a barrier behind a checkpoint wait for the one that saves.
     is_late = (larger.is_waited_for or cause.is_waited_for) and "checkpoint" not in kinds
-    if None in lines or is_late or not (kinds <= set(OF_OWN_CODE) and kinds & set(OF_MESSAGES)):
+    if None in lines or is_late or _is_one_in_no_step(larger, cause):
+        return False
+    if not (kinds <= set(OF_OWN_CODE) and kinds & set(OF_MESSAGES)):
         return False
     first, second = lines
     assert first is not None
@@ -467,6 +469,11 @@ def _is_of_one_rank(larger: Cause, cause: Cause) -> bool:
     return is_one and "late_rank" in (larger.kind, cause.kind) and larger.is_in_step and cause.is_in_step
 
 
+def _is_one_in_no_step(*both: Cause) -> bool:
+    """Whether one is an evaluation in no step, without which no step gets shorter, and the other is not."""
+    return len({one.kind == "between_steps" and not one.is_in_step for one in both}) > 1
+
+
 def _is_of_dealing(larger: Cause, cause: Cause) -> bool:
     """Whether the others wait for a rank in the line in which it hands out batches."""
     is_there = larger.line is not None and cause.line is not None and larger.line.text == cause.line.text
@@ -497,7 +504,7 @@ def _is_in(one: Named, other: Named, judged: Run | None) -> bool:
     is_same = is_same or (is_of_all and cause.is_waited_for) or _is_of_messages(larger, cause, judged)
     if is_same or _is_of_one_rank(larger, cause) or _is_of_dealing(larger, cause):
         return True
-    if larger.line is None or cause.line is None:
+    if larger.line is None or cause.line is None or _is_one_in_no_step(larger, cause):
         return False
     # What gave memory back, its caller asks the driver for again.
     lines = (larger.line.text, larger.line.caller if larger.kind == "memory" else "")

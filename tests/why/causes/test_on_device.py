@@ -1547,6 +1547,14 @@ def test_a_rank_that_is_late_by_what_is_named_already_is_told_there(larger, take
         assert taken == {"wait": 1.5, row: takes.get(row, 0.0) + 1.5}
 
 
+@pytest.mark.parametrize("kind", ["between_steps", "small_messages"])
+def test_an_evaluation_in_no_step_is_no_part_of_what_steps_lose_in_its_line(kind):
+    in_no_step = {"kind": "between_steps", "subject": "evaluation", "line": AT} | OF_ALL_STEPS
+    in_steps = {"kind": kind, "subject": "what steps lose", "line": AT, "origin": "results"}
+    named = [(cause, {}) for cause in two_causes(in_steps, in_no_step)]
+    assert [cause.ms for cause, _ in _once(named)] == [5.0, 3.0]
+
+
 @pytest.mark.parametrize(("loading", "num"), [
     pytest.param("workers", 1, id="more-workers"), pytest.param("", 2, id="whole-batches"),
 ])  # fmt: skip
