@@ -247,7 +247,7 @@ def found_causes(judged: Run, path: str = "RUN") -> Causes:
     beside += [] if rare is None else [(rare, np.ones(judged.num_judged, dtype=bool))]
     for finding, chosen in beside:
         of_it = _of_others(finding, chosen, rule_of[finding.kind], judged, account, stack, path)
-        named += [(cause, _of_its_row(cause, named, account)) for cause in of_it]
+        named += [(cause, _of_its_row(cause, named, account, chosen)) for cause in of_it]
     found_all = [cause for cause, _ in named]
     named.sort(key=lambda one: _place(one[0], found_all))
     named = _once(named, looked)[:MOST_SHOWN]
@@ -377,8 +377,12 @@ def _once_a_line(named: list[Named], judged: Run | None) -> list[Named]:
         larger, its = told[place]
         is_same = larger.kind == cause.kind or _is_of_one_rank(larger, cause)
         if is_same or _is_of_messages(larger, cause, judged) or _is_of_dealing(larger, cause):
+            # A loss of all steps has that of recorded ones in it, but for what cells hold beyond that.
+            of_step_ms, held = (larger.ms, taken) if larger.is_in_step else (cause.ms, its)
+            is_apart, more_ms = larger.is_in_step != cause.is_in_step, of_step_ms + sum(held.values())
+            part = min(max(more_ms - larger.ms, 0.0) / cause.ms, 1.0) if is_apart else 1.0
             told[place] = (
-                _with(larger, cause),
+                _with(larger, cause, part) if part > 0 else larger,
                 {name: its.get(name, 0.0) + taken.get(name, 0.0) for name in its | taken},
             )
             continue
@@ -419,24 +423,25 @@ def _is_of_messages(larger: Cause, cause: Cause, judged: Run | None) -> bool:
     return is_one or first.caller == second.text or second.caller == first.text
 
 
-def _with(larger: Cause, cause: Cause) -> Cause:
-    """Both in one."""
+def _with(larger: Cause, cause: Cause, part: float) -> Cause:
+    """Both in one. part: of the other, which the larger one has not."""
     interval, bound = larger.interval_ms, larger.bound_ms
     if interval is not None:
-        low, high = cause.interval_ms or (0.0, cause.ms)
+        low, high = (part * ms for ms in cause.interval_ms or (0.0, cause.ms))
         most = min(max(interval[1], larger.ms + high), larger.ms / larger.share)
         bound = None if bound is None else max(bound - (most - interval[1]), 0.0)
         interval = interval[0] + low, most
     is_known = larger.kind != "late_rank" or larger.line is not None or not cause.is_waited_for
     is_known &= cause.origin != "results"  # without these the rest of their line has little to do
+    where = "" if cause.is_in_step else ", as steps show that were not recorded"
     return msgspec.structs.replace(
         larger,
         change=larger.change if is_known else cause.change,
-        ms=larger.ms + cause.ms,
-        share=larger.share + cause.share,
+        ms=larger.ms + part * cause.ms,
+        share=larger.share + part * cause.share,
         interval_ms=interval,
         bound_ms=bound,
-        evidence=(*larger.evidence, f"{quantity(cause.ms, 'ms')} of it are {cause.subject}"),
+        evidence=(*larger.evidence, f"{quantity(part * cause.ms, 'ms')} of it are {cause.subject}{where}"),
     )
 
 
@@ -551,11 +556,20 @@ def _of_others(
         )
 
 
-def _of_its_row(cause: Cause, named: list[Named], account: Account) -> dict[str, float]:
-    """What recorded steps have of a cause of all steps, in the row of its kind: it is that again."""
+def _of_its_row(
+    cause: Cause, named: list[Named], account: Account, chosen: NDArray[np.bool_]
+) -> dict[str, float]:
+    """What cells hold of a cause of these judged steps: what its row has left, as recorded steps show the
+    same, then what unrecorded ones are longer by. A cause of all steps has the whole row in it, also what
+    other causes took of that."""
     row = next((name for name, kind in PART_KINDS if kind == cause.kind), "")
-    left_ms = account.mean_ms(row) - sum(taken.get(row, 0.0) for _, taken in named)
-    return {row: min(left_ms, cause.ms)} if left_ms > 0 else {}
+    left = {
+        name: max(account.mean_ms(name) - sum(taken.get(name, 0.0) for _, taken in named), 0.0)
+        for name in (row, "unrecorded")
+    }
+    again_ms = min(left[row], cause.ms)
+    more_ms = min(left["unrecorded"], cause.ms - (account.mean_ms(row) if chosen.all() else again_ms))
+    return {name: ms for name, ms in ((row, again_ms), ("unrecorded", more_ms)) if ms > 0}
 
 
 def _slow_steps(judged: Run, looked: Run) -> Occasions | None:

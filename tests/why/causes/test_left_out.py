@@ -256,6 +256,29 @@ def test_what_recorded_steps_wait_for_batches_is_told_once(tmp_path, later_ms, t
     assert sum(ms for ms, _ in of_loading(judged)) == pytest.approx(told_ms, rel=0.1)
 
 
+def test_a_longer_wait_of_steps_that_were_not_recorded_is_told_as_far_as_these_are_longer(tmp_path):
+    """Every third step waits 150 ms where it is recorded and 255 where it is not, and the mean step takes 97
+    and 105 ms: of 35 that it waits longer, 27 are work that it has less of."""
+
+    def make(rank, step, noise):
+        wait_ms, work_ms = 150.0 if step < 24 else 255.0, 20.0
+        if step % 3:
+            wait_ms, work_ms = 0.0, 60.0 if step < 24 else 20.0
+        host = Host().idle(wait_ms * noise.gauss(1, 0.02), "data").work(work_ms * noise.gauss(1, 0.02))
+        return host.work(0.5, "optimizer"), {"source": "kernels", **(LEFT_OUT if step >= 24 else {})}
+
+    folder = run_of(tmp_path / "run", make, steps=120)
+    for rank in (0, 1):
+        write_stacks(folder, rank, COMMON, ("reading", "data", "sleeps", 100.0, 3), steps=120)
+    judged = judge(load_run(folder, "a"))
+    account, found = account_of(judged), found_causes(judged)
+    assert found.cannot_tell == []
+    (cause,) = [one for one in found.listed if one.kind == "data_loading"]
+    assert cause.ms == pytest.approx(account.mean_ms("data", "unrecorded"))
+    assert 0 < account.mean_ms("unrecorded") == pytest.approx(cause.ms - account.mean_ms("data"))
+    assert cause.interval_ms[0] < cause.ms < cause.interval_ms[1] < account.mean_step_ms
+
+
 @pytest.mark.parametrize(("name", "kinds"), [("item", []), ("augment", ["pause"])])
 def test_a_host_that_lets_a_busy_device_catch_up_in_every_tenth_step_loses_nothing(tmp_path, name, kinds):
     """Steps that are not recorded take 32 ms, and every tenth 112; the device works for 40 in each."""

@@ -1547,6 +1547,38 @@ def test_a_rank_that_is_late_by_what_is_named_already_is_told_there(larger, take
         assert taken == {"wait": 1.5, row: takes.get(row, 0.0) + 1.5}
 
 
+@pytest.mark.parametrize(("held", "ms", "interval"), [
+    pytest.param({"data": 0.5, "unrecorded": 2.5}, 8.0, (4.0, 14.0), id="all-of-it"),
+    pytest.param({"unrecorded": 1.5}, 6.5, (3.0, 9.5), id="half-of-it"),
+    pytest.param({}, 5.0, (2.0, 6.0), id="told-already"),
+])  # fmt: skip
+def test_a_loss_of_all_steps_adds_what_the_cells_hold_of_it(held, ms, interval):
+    """5 ms of recorded steps, and 3 of all steps in the same line."""
+    of_line = {"kind": "data_loading", "subject": "data loading", "line": AT}
+    of_step, of_all = two_causes(of_line, of_line | OF_ALL_STEPS)
+    of_step = msgspec.structs.replace(of_step, share=0.1)
+    [(first, taken)] = _once([(of_step, {"data": 5.0}), (of_all, held)])
+    assert (first.ms, first.interval_ms, first.is_in_step) == (ms, interval, True)
+    assert sum(taken.values()) == pytest.approx(first.ms)
+    more = ms - 5.0
+    where = "of it are data loading, as steps show that were not recorded"
+    assert first.evidence == ((f"{more:.2f} ms {where}",) if more else ())
+
+
+@pytest.mark.parametrize(("held", "ms"), [
+    pytest.param({"data": 0.5, "unrecorded": 4.5}, 8.0, id="beside-it"),
+    pytest.param({"unrecorded": 3.5}, 6.5, id="half-of-it"),
+    pytest.param({}, 5.0, id="in-it"),
+])  # fmt: skip
+def test_a_smaller_loss_of_recorded_steps_adds_what_one_of_all_steps_has_not(held, ms):
+    """3 ms of recorded steps, and 5 of all steps in the same line."""
+    of_line = {"kind": "data_loading", "subject": "data loading", "line": AT}
+    of_all, of_step = two_causes(of_line | OF_ALL_STEPS, of_line)
+    [(first, _)] = _once([(of_all, held), (of_step, {"data": 3.0})])
+    assert (first.ms, first.is_in_step) == (ms, False)
+    assert first.evidence == ((f"{ms - 5.0:.2f} ms of it are data loading",) if ms > 5.0 else ())
+
+
 @pytest.mark.parametrize("kind", ["between_steps", "small_messages"])
 def test_an_evaluation_in_no_step_is_no_part_of_what_steps_lose_in_its_line(kind):
     in_no_step = {"kind": "between_steps", "subject": "evaluation", "line": AT} | OF_ALL_STEPS
