@@ -20,6 +20,8 @@ from aorta.why.causes import rank as rank_of_causes
 from aorta.why.causes.contradictions import Exposures, without_contradictions
 from aorta.why.causes.finding import CauseFinding
 from aorta.why.causes.rank import found_causes
+from aorta.why.causes.rules import rules
+from aorta.why.causes.text import filled
 from tests.larger_data import FOLDER, needs_data
 from tests.why.causes.runs import Host, run_of
 from tests.why.causes.statements import disagreements, outputs
@@ -51,6 +53,22 @@ LIMITS = Limits(step_ms=40.0, longest_ms=90.0, has_groups=True)
 def test_a_sentence_that_cannot_be_is_found(text, wrong):
     found = list(in_text(text, LIMITS))
     assert found == [] if wrong is None else any(wrong in one for one in found)
+
+
+def test_what_some_steps_have_may_be_longer_than_the_mean_step():
+    told = {
+        "in_steps": "4",
+        "num_steps": "16",
+        "counted": "recorded",
+        "part_ms": "48.5 ms",
+        "who": "the rank",
+    }
+    texts = [
+        filled(text, told | {"step_ms": "70.0 ms"}) for rule in rules().values() for text in rule.evidence
+    ]
+    of_some = [text for text in texts if "4 of 16 recorded steps" in text]
+    assert len(of_some) >= 4
+    assert [wrong for text in of_some for wrong in in_text(text, LIMITS)] == []
 
 
 @pytest.mark.parametrize(
