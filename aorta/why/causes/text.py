@@ -90,7 +90,7 @@ def title(dataset: Dataset) -> str:
         own = f", {quantity(account.mean_ms('instrument'), 'ms')} of it aorta itself"
     return (
         f"{dataset.label}: a step takes {quantity(account.mean_step_ms, 'ms')}{own}"
-        f" ({steps}, {ranks}, source: {dataset.source}){_recorded(account)}"
+        f" ({steps}, {ranks}, source: {dataset.source}){_recorded(account, bool(phases_of(dataset.first)))}"
     )
 
 
@@ -100,16 +100,21 @@ def _stepper(run: Run) -> str:
     return "" if name is None else f"{name[1]} "
 
 
-def _recorded(account: Account) -> str:
+def _recorded(account: Account, has_phases: bool) -> str:
     """'; its parts were measured in 21 recorded steps of 400 ms, and shortened to add up to 250 ms', where
-    these are no usual ones."""
+    these are no usual ones. has_phases: of the steps that were not recorded too."""
     usual = account.usual
     if usual is None or not account.is_of_others:
         return ""
-    to = "shortened to add up to {}" if usual.recorded_ms > usual.ms else "the rest of the {} is not known"
     recorded, whole = (quantity(ms, "ms") for ms in (usual.recorded_ms, usual.ms))
+    if usual.recorded_ms > usual.ms:
+        rest = f"shortened to add up to {whole}"
+    elif has_phases:
+        rest = f"of the rest of the {whole} only the host's phases are known"
+    else:
+        rest = f"the rest of the {whole} is not known"
     num = account.step_ms.shape[1]
-    return f"; its parts were measured in {num:,} recorded steps of {recorded}, and {to.format(whole)}"
+    return f"; its parts were measured in {num:,} recorded steps of {recorded}, and {rest}"
 
 
 def causes_text(causes: Causes, run: Run) -> str:

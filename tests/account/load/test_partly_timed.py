@@ -11,6 +11,7 @@ from aorta.account.judge.judged import dataset, judge
 from aorta.account.judge.profiles import told_steps
 from aorta.account.judge.timed_steps import remarks
 from aorta.account.load.open import load_run
+from aorta.account.load.rank.phases import PREFIX, STEP
 from aorta.page.distributions import distribution_data
 from aorta.page.html import page
 from aorta.page.table import dataset_table
@@ -201,6 +202,14 @@ def test_the_title_has_the_usual_step_and_what_the_recorded_ones_took_where_that
     text = title(alone(sparse_run(tmp_path, untimed_ms=untimed_ms)))
     assert f"a step takes {takes} of all 32 judged steps, 2 ranks" in text
     assert text.partition("; its parts were measured in 8 recorded steps of ")[2] == told
+
+
+def test_of_the_rest_of_a_longer_usual_step_the_phases_are_known_where_the_host_has_them(tmp_path):
+    first = alone(sparse_run(tmp_path, untimed_ms=30.0)).first
+    step_ms = first.metrics["step_ms"]
+    phases = {STEP: step_ms, f"{PREFIX}forward": step_ms / 2}
+    told = title(dataset("a", [msgspec.structs.replace(first, host_parts={**first.host_parts, **phases})]))
+    assert told.endswith("of 10.0 ms, and of the rest of the 30.0 ms only the host's phases are known")
 
 
 @pytest.mark.parametrize(
