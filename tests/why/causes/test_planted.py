@@ -666,6 +666,22 @@ def test_rows_that_are_looked_up_cost_a_sparse_update(tmp_path, looked_up, optim
         assert "optimizer" not in [one.kind for one in causes_of]
 
 
+def test_a_loss_whose_measures_reach_beyond_the_step_is_told_up_to_it(tmp_path):
+    """Adam goes through a table of 40 MB, which takes 10 to 32 ms to write, in a step of 42 ms."""
+    work = WorkOfStep(
+        flops=100.0, rows_bytes=4e7, rows_at=AT, rows_looked_up=1000, rows_looked_up_bytes=2.56e5
+    )
+    run = run_record(2, work=work)
+    run.program = {"optimizers": [{"kind": "Adam", "parameter_bytes": 4e7, "site": "train.py:36"}]}
+
+    def make(rank, step, noise):
+        return Host().work(22.0).work(20.0, "optimizer", "Adam", 1 << 20)
+
+    told = [one for one in found(tmp_path / "run", make, run) if "not looked up" in one.subject]
+    assert [one.ms for one in told] == [pytest.approx(17.89 + 20 - 0.94, rel=0.02)]
+    assert told[0].interval_ms == (ANY, pytest.approx(42.0, rel=0.01))
+
+
 @pytest.mark.parametrize(
     ("threads", "cores", "workers", "set_at", "ms"),
     [
