@@ -981,12 +981,16 @@ def test_kernels_that_cudnn_tries_out_for_each_new_size(num_sizes, kernel, is_to
         pytest.param((10, 10), "main", "program_code", id="of-trials"),
         pytest.param((1, 10), "main", "memory", id="of-one-size"),
         pytest.param((10, 10), "empty_cache", "memory", id="the-program-empties-it"),
+        pytest.param(None, "main", "program_code", id="of-a-process-that-was-ended"),
+        pytest.param(None, "empty_cache", "memory", id="which-empties-it"),
     ],
 )
 def test_memory_that_is_given_back_is_of_the_kernels_that_cudnn_tries(tmp_path, num_sizes, frame, kind):
     modes = {"slowed_by": {"cudnn_benchmark": ("/job/train.py", 7)}}
+    work = None if num_sizes is None else WorkOfStep(num_sizes=num_sizes)
+    ended = None if work is None else 1
     noted = msgspec.structs.replace(
-        run_record(2), work=WorkOfStep(num_sizes=num_sizes), program={"modes": modes}
+        run_record(2), work=work, program={"modes": modes}, finished_unix_ns=ended
     )
 
     def make(rank, step, noise):

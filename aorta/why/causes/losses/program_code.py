@@ -282,18 +282,21 @@ def _slowed(judged: Run, account: Account) -> Iterator[CauseFinding]:
         facts["why_no_size"] = f"in all steps{most}, and no sample shows how much slower these are by it"
         if sizes is not None:
             facts["why_no_size"] = "in steps with a size that is new, and no record tells trials from use"
-            facts["sizes"], facts["in_steps_seen"] = map(str, sizes)
+            if sizes[1]:
+                facts["sizes"], facts["in_steps_seen"] = map(str, sizes)
         if name != "mkldnn" or not account.on_device:
             yield CauseFinding("program_code", np.zeros(judged.num_judged), {}, facts, is_risk=True)
 
 
 def _sizes_tried(judged: Run) -> tuple[int, int] | None:
-    """Different ones, and in how many steps, where nearly each has convolutions of another size."""
+    """Different ones, and in how many steps, where nearly each has convolutions of another size; 0 in 0 where
+    the process ended before it could say."""
     work, kernels = judged.noted.work, operations(judged.metrics, NAME_TIME)
+    has_no_end = work is None and judged.noted.finished_unix_ns is None
     num_sizes, num_steps = (0, 0) if work is None else work.num_sizes
     is_varied = num_steps >= FEWEST_SIZES and num_sizes >= NEARLY_ALL * num_steps
     has_convolutions = any(CONVOLUTION.search(name) for name in kernels)
-    return (num_sizes, num_steps) if is_varied and has_convolutions else None
+    return (num_sizes, num_steps) if (is_varied or has_no_end) and has_convolutions else None
 
 
 def fallen_back(judged: Run, account: Account) -> Iterator[CauseFinding]:
