@@ -212,6 +212,8 @@ def _join_server(folder: Path) -> None:
 
 def _python_main(folder: Path, cwd: str, environment: dict[str, str], words: list[str]) -> None:
     _open_streams(folder)
+    config: dict[str, Any] = multiprocessing.current_process()._config  # type: ignore[attr-defined]
+    config["daemon"] = False  # as an interpreter it may have workers of its own
     os.environ.clear()
     os.environ.update(environment)
     os.chdir(cwd)

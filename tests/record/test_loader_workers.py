@@ -16,34 +16,53 @@ from aorta.record import loader_workers
 from aorta.record.loader_workers import SampledLoop, page
 from aorta.records.files import workers_name
 from aorta.records.workers import AWAITED, WORKER_STATES, read_workers
+from tests.dist.launch import run_python
 from tests.limits import LIMIT_S
 
 PROGRAM = """
-import json, os, random, signal, sys, time
+import json, multiprocessing, os, random, signal, sys, time
 import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, get_worker_info
-
-CONTEXT, KIND, PERSISTENT, EPOCHS = sys.argv[1], sys.argv[2], sys.argv[3] == "persistent", int(sys.argv[4])
 
 def slow_line(seconds):
     end = time.perf_counter() + seconds
     while time.perf_counter() < end:
         sum(range(2000))
 
-class Rows(Dataset):
+class Clean(Dataset):
     def __len__(self):
         return 96
 
     def __getitem__(self, index):
-        if KIND == "raises" and index == 50:
+        return torch.full((4,), float(index))
+
+class Slow(Clean):
+    def __getitem__(self, index):
+        slow_line(0.01)
+        return super().__getitem__(index)
+
+class Spawned(Slow):
+    pass
+
+class Served(Slow):
+    pass
+
+class Draws(Slow):
+    def __getitem__(self, index):
+        return super().__getitem__(index) + float(np.random.standard_normal()) + random.random()
+
+class Raises(Slow):
+    def __getitem__(self, index):
+        if index == 50:
             raise ValueError("a bad row")
-        if KIND == "killed" and index == 50:
+        return super().__getitem__(index)
+
+class Killed(Slow):
+    def __getitem__(self, index):
+        if index == 50:
             os.kill(os.getpid(), signal.SIGKILL)
-        if KIND != "clean":
-            slow_line(0.01)
-        drawn = float(np.random.standard_normal()) + random.random() if KIND == "draws" else 0.0
-        return torch.full((4,), float(index) + drawn)
+        return super().__getitem__(index)
 
 class Stream(IterableDataset):
     def __iter__(self):
@@ -52,38 +71,68 @@ class Stream(IterableDataset):
             slow_line(0.01)
             yield torch.full((4,), float(index))
 
-def train():
+def train(data, context, persistent, epochs):
     torch.manual_seed(3)
     np.random.seed(3)
     torch.set_num_threads(1)
-    data = Stream() if KIND == "stream" else Rows()
-    more = dict(multiprocessing_context=CONTEXT, persistent_workers=PERSISTENT)
+    more = dict(multiprocessing_context=context, persistent_workers=persistent == "persistent")
     loader = DataLoader(data, batch_size=4, num_workers=2, **more)
     model = torch.nn.Linear(4, 4)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-9)
     seen = 0.0
-    for _ in range(EPOCHS):
+    for _ in range(int(epochs)):
         for batch in loader:
             seen += float(batch.double().sum())
             model(batch).mean().backward()
             optimizer.step()
-            if KIND == "clean":
+            if type(data) is Clean:
                 slow_line(0.005)
-    print(json.dumps([seen, torch.rand(()).item(), random.Random(1).random()]))
+    print(json.dumps([seen, torch.rand(()).item(), random.Random(1).random()]), flush=True)
 
 if __name__ == "__main__":
-    train()
+    multiprocessing.set_forkserver_preload(["torch"])  # once, instead of in each of its workers
+    for word in sys.argv[1:]:
+        name, *how = word.split(",")
+        train(globals()[name](), *how)
 """
+SLOW = {
+    "Slow": "Slow,fork,persistent,2",
+    "Spawned": "Spawned,spawn,persistent,2",
+    "Served": "Served,forkserver,anew,2",
+    "Stream": "Stream,fork,anew,2",
+}
 
 
 def trained(folder: Path, *words: str, options: tuple[str, ...] = (), is_recorded: bool = True):
+    """What the program did that reads these data sets in turn, and the file of its workers."""
     script = folder / "train.py"
     script.write_text(PROGRAM)
     run = folder / "run"
+    if not is_recorded:
+        return run_python(script, *words), None
     record = [sys.executable, "-m", "aorta", "run", "--no-report", "-o", str(run), *options, "--"]
-    command = [*(record if is_recorded else []), sys.executable, str(script), *words]
+    command = [*record, sys.executable, str(script), *words]
     done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S, check=False)
-    return done, read_workers(run / workers_name(0))
+    return done, run / workers_name(0)
+
+
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory):
+    """The file of a program whose workers do as they should."""
+    done, path = trained(tmp_path_factory.mktemp("recorded"), *SLOW.values(), "Clean,fork,persistent,8")
+    assert done.returncode == 0, done.stderr
+    return path
+
+
+@pytest.fixture(scope="module")
+def plain_and_recorded(tmp_path_factory):
+    """A program whose last worker raises, without aorta and with it; the file of its workers."""
+    folder, words = tmp_path_factory.mktemp("raises"), ("Draws,fork,anew,2", "Raises,fork,anew,1")
+    return trained(folder, *words, is_recorded=False)[0], *trained(folder, *words)
+
+
+def of_data(path, name):
+    return [one for one in read_workers(path) if one.dataset == name]
 
 
 def lines_of(chunks, state="fetches"):
@@ -98,23 +147,12 @@ def lines_of(chunks, state="fetches"):
     return found
 
 
-@pytest.mark.parametrize(
-    ("context", "kind", "persistent"),
-    [
-        pytest.param("fork", "slow", "persistent", id="fork"),
-        pytest.param("spawn", "slow", "persistent", id="spawn"),
-        pytest.param("forkserver", "slow", "anew", id="forkserver"),
-        pytest.param("fork", "stream", "anew", id="iterable"),
-    ],
-)
-def test_the_slow_line_of_a_data_set_is_found(tmp_path, context, kind, persistent):
-    done, chunks = trained(tmp_path, context, kind, persistent, "5")
-    assert done.returncode == 0, done.stderr
+@pytest.mark.parametrize("name", SLOW)
+def test_the_slow_line_of_a_data_set_is_found(recorded, name):
+    chunks = of_data(recorded, name)
     lines = lines_of(chunks)
     assert 2 * lines.get("slow_line", 0) > sum(lines.values())  # others are seen too, where cores are scarce
-    assert {(one.num_workers, one.dataset) for one in chunks} == {
-        (2, "Stream" if kind == "stream" else "Rows")
-    }
+    assert {one.num_workers for one in chunks} == {2}
     assert {one.worker for one in chunks} == {0, 1}
     assert sum(one.us_of("fetches") for one in chunks) > 0
     assert {one.draws for one in chunks} == {False}
@@ -124,16 +162,14 @@ def test_the_slow_line_of_a_data_set_is_found(tmp_path, context, kind, persisten
     assert "train" not in {frame.function for frame in below_the_loop}  # what a forked worker began in
 
 
-def test_random_numbers_of_a_data_set_are_told_and_left_as_they_are(tmp_path):
-    plain, _ = trained(tmp_path, "fork", "draws", "anew", "2", is_recorded=False)
-    recorded, chunks = trained(tmp_path, "fork", "draws", "anew", "2")
+def test_random_numbers_of_a_data_set_are_told_and_left_as_they_are(plain_and_recorded):
+    plain, recorded, path = plain_and_recorded
     assert recorded.stdout.splitlines()[0] == plain.stdout.strip()
-    assert any(one.draws for one in chunks)
+    assert any(one.draws for one in of_data(path, "Draws"))
 
 
-def test_workers_that_keep_up_wait(tmp_path):
-    done, chunks = trained(tmp_path, "fork", "clean", "persistent", "8")
-    assert done.returncode == 0, done.stderr
+def test_workers_that_keep_up_wait(recorded):
+    chunks = of_data(recorded, "Clean")
     us = {
         name: sum(one.us for chunk in chunks for one in chunk.samples if WORKER_STATES[one.state] == name)
         for name in WORKER_STATES
@@ -142,33 +178,32 @@ def test_workers_that_keep_up_wait(tmp_path):
     assert "slow_line" not in lines_of(chunks)
 
 
-@pytest.mark.parametrize(
-    ("kind", "words"),
-    [
-        pytest.param("raises", "a bad row", id="an-exception"),
-        # Who notices first says so, with or without aorta: torch's handler of the signal, wherever Python is
-        # then, or the end of the pipe.
-        pytest.param("killed", "", id="a-worker-that-is-killed"),
-    ],
-)
-def test_what_a_worker_fails_with_is_as_without(tmp_path, kind, words):
-    plain, _ = trained(tmp_path, "fork", kind, "anew", "1", is_recorded=False)
-    recorded, _ = trained(tmp_path, "fork", kind, "anew", "1")
+def test_an_exception_of_a_worker_is_as_without(plain_and_recorded):
+    plain, recorded, _ = plain_and_recorded
     assert recorded.returncode == plain.returncode != 0
-    assert words in plain.stderr
-    assert words in recorded.stderr
+    assert "a bad row" in plain.stderr
+    assert "a bad row" in recorded.stderr
+    assert "loader_workers" not in recorded.stderr
+
+
+def test_the_end_of_a_worker_that_is_killed_is_as_without(tmp_path):
+    """Who notices first says so, with or without aorta: torch's handler of the signal, wherever Python is
+    then, or the end of the pipe."""
+    plain, _ = trained(tmp_path, "Killed,fork,anew,1", is_recorded=False)
+    recorded, _ = trained(tmp_path, "Killed,fork,anew,1")
+    assert recorded.returncode == plain.returncode != 0
     assert "loader_workers" not in recorded.stderr
 
 
 def test_without_stacks_workers_are_not_sampled(tmp_path):
-    done, chunks = trained(tmp_path, "fork", "slow", "anew", "1", options=("--stacks", "off"))
-    assert (done.returncode, chunks) == (0, [])
-    assert not (tmp_path / "run" / workers_name(0)).exists()
+    done, path = trained(tmp_path, "Slow,fork,anew,1", options=("--stacks", "off"))
+    assert done.returncode == 0, done.stderr
+    assert not path.exists()
 
 
-def test_a_line_holds_nothing_of_the_programs_data(tmp_path):
-    trained(tmp_path, "fork", "slow", "anew", "2")
-    for line in (tmp_path / "run" / workers_name(0)).read_text().splitlines():
+def test_all_lines_are_read_and_hold_nothing_of_the_programs_data(recorded):
+    assert {one.dataset for one in read_workers(recorded)} == {*SLOW, "Clean"}
+    for line in recorded.read_text().splitlines():
         told = json.loads(line)
         assert {*told} <= {
             *("run_id", "iterator", "worker", "num_workers", "dataset", "frames", "nodes", "samples"),
@@ -177,14 +212,14 @@ def test_a_line_holds_nothing_of_the_programs_data(tmp_path):
         assert all(len(frame) == 4 for frame in told.get("frames", []))
 
 
-def test_damaged_lines_take_no_others_with_them(tmp_path):
-    trained(tmp_path, "fork", "slow", "anew", "4")
-    path = tmp_path / "run" / workers_name(0)
-    lines = path.read_bytes().splitlines(keepends=True)
-    whole = read_workers(path)
+def test_damaged_lines_take_no_others_with_them(recorded, tmp_path):
+    lines = recorded.read_bytes().splitlines(keepends=True)
+    whole = read_workers(recorded)
+    path = tmp_path / recorded.name
     path.write_bytes(
         lines[0][:40] + b"\n" + lines[1].replace(b'"num_workers":2', b'"num_workers":3') + b"".join(lines[2:])
     )
+    assert len(whole) == len(lines) > 2
     assert read_workers(path) == whole[2:]
     assert read_workers(path, run_id="another") == []
     assert read_workers(tmp_path / "none") == []
