@@ -377,10 +377,7 @@ def _once_a_line(named: list[Named], judged: Run | None) -> list[Named]:
         larger, its = told[place]
         is_same = larger.kind == cause.kind or _is_of_one_rank(larger, cause)
         if is_same or _is_of_messages(larger, cause, judged) or _is_of_dealing(larger, cause):
-            # A loss of all steps has that of recorded ones in it, but for what cells hold beyond that.
-            of_step_ms, held = (larger.ms, taken) if larger.is_in_step else (cause.ms, its)
-            is_apart, more_ms = larger.is_in_step != cause.is_in_step, of_step_ms + sum(held.values())
-            part = min(max(more_ms - larger.ms, 0.0) / cause.ms, 1.0) if is_apart else 1.0
+            part = _part_beyond((larger, its), (cause, taken))
             told[place] = (
                 _with(larger, cause, part) if part > 0 else larger,
                 {name: its.get(name, 0.0) + taken.get(name, 0.0) for name in its | taken},
@@ -421,6 +418,17 @@ def _is_of_messages(larger: Cause, cause: Cause, judged: Run | None) -> bool:
     # What is computed of results goes with them, in a function that holds the loop as well.
     is_one = is_one or (first.text == second.text and "results" in (larger.origin, cause.origin))
     return is_one or first.caller == second.text or second.caller == first.text
+
+
+def _part_beyond(larger: Named, other: Named) -> float:
+    """Of the other, which the larger one has not: a loss of all steps has that of recorded ones in it, but
+    for what cells hold beyond that."""
+    (cause, _), (second, _) = larger, other
+    if cause.is_in_step == second.is_in_step:
+        return 1.0
+    (of_step, _), (_, held) = (larger, other) if cause.is_in_step else (other, larger)
+    beyond_ms = min(max(of_step.ms + sum(held.values()) - cause.ms, 0.0), second.ms)
+    return beyond_ms / second.ms if beyond_ms else 0.0  # a risk has 0 ms
 
 
 def _with(larger: Cause, cause: Cause, part: float) -> Cause:

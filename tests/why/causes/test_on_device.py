@@ -1569,6 +1569,13 @@ def test_a_loss_of_all_steps_adds_what_the_cells_hold_of_it(held, ms, interval):
     assert first.evidence == ((f"{more:.2f} ms {where}",) if more else ())
 
 
+def test_a_risk_without_ms_adds_nothing_to_a_loss_of_all_steps():
+    of_line = {"kind": "program_code", "subject": "own code", "line": AT}
+    of_all, risk = two_causes(of_line | OF_ALL_STEPS, of_line)
+    risk = msgspec.structs.replace(risk, ms=0.0, share=0.0, interval_ms=None, bound_ms=None)
+    assert _once([(of_all, {"unrecorded": 5.0}), (risk, {})]) == [(of_all, {"unrecorded": 5.0})]
+
+
 @pytest.mark.parametrize(("held", "ms"), [
     pytest.param({"data": 0.5, "unrecorded": 4.5}, 8.0, id="beside-it"),
     pytest.param({"unrecorded": 3.5}, 6.5, id="half-of-it"),
