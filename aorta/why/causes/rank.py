@@ -873,7 +873,8 @@ def cause_of(
     most_ms = value.ms * (1 + finding.sample_error)
     waited_ms = max(room.waited_ms, most_ms, (value.interval_ms or (0.0, 0.0))[1])
     interval, why_no_interval = value.printed(
-        min(max(room.most_ms, value.ms + (0.0 if is_of_kernels else finding.more_ms)), waited_ms),
+        # No change saves more than the step that it shortens.
+        min(max(room.most_ms, min(value.ms + (0.0 if is_of_kernels else finding.more_ms), step)), waited_ms),
         goes_too_ms + finding.more_ms + beside_ms,
         (less, more),
         1.0 if is_of_kernels else float(finding.facts.get("least_part", 1.0)),
@@ -881,8 +882,6 @@ def cause_of(
     if interval and finding.kind == "synchronisation" and sampled is not None and sampled.num_samples:
         # Or as long as the thread was seen in their line, where a device idles behind waits for it.
         interval = min(interval[0], value.ms * sampled.ms / finding.mean_ms), interval[1]
-    if interval and interval[0] < step < interval[1]:
-        interval = interval[0], step  # no change saves more than the step that it shortens
     limit: Limit | None = None
     if finding.facts.get("is_least"):
         limit, not_known = "at least", "what new memory costs"
