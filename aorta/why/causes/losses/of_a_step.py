@@ -214,22 +214,19 @@ def _leave_to_trials(
     """torch empties its cache behind the kernels that cuDNN tries for a size: what is given back is of these,
     where the program empties none, and what launches take longer by it tells what they cost."""
     trials = next((one for one in of_code if one.facts.get("origin") == "cudnn_benchmark"), None)
-    freed = next((one for one in losses if one.facts.get("op") == "given_back"), None)
-    samples = samples_of_ranks(judged.whole or judged)
     if trials is None:
         return
-    is_of_program = any(one.that_call(EMPTY_CACHE).any() for one in samples)
-    freed_ms = 0.0 if freed is None else freed.mean_ms
-    is_large = freed_ms >= LARGE_SHARE * account.mean_step_ms
-    if "sizes" not in trials.facts and (is_of_program or not is_large):
+    freed = next((one for one in losses if one.facts.get("op") == "given_back"), None)
+    if any(one.that_call(EMPTY_CACHE).any() for one in samples_of_ranks(judged.whole or judged)):
+        freed = None  # it is the program's own
+    is_large = freed is not None and freed.mean_ms >= LARGE_SHARE * account.mean_step_ms
+    if not is_large and "sizes" not in trials.facts:
         of_code.remove(trials)  # nothing shows that there are any
-        return
-    if freed is None or is_of_program:
-        return
-    losses.remove(freed)
-    if is_large:
-        trials.ms, trials.takes = freed.ms, freed.takes
-        trials.facts["num_freed"] = freed.facts["num_frees"]
+    elif freed is not None:
+        losses.remove(freed)
+        if is_large:
+            trials.ms, trials.takes = freed.ms, freed.takes
+            trials.facts["num_freed"] = freed.facts["num_frees"]
 
 
 def _own_slow_steps(
