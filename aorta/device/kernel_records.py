@@ -43,6 +43,8 @@ _TEST_CYCLES = 200_000
 _TEST_KERNEL = "spin_kernel"
 _TEST_WAIT_NS = 300_000_000
 """How long the self-test waits for records of what has ended."""
+_LEAST_SLOWER_US = 0.3
+"""By which CUPTI made a launch of a burst slower on the host where it took least."""
 _NUM_LAUNCHES, _NUM_BURSTS = 50, 15
 """Launches in a row, far fewer than a queue holds; the quickest burst of so many tells how long one takes."""
 _CLOCK_ERROR_NS = 100_000
@@ -94,8 +96,8 @@ class KernelRecords:
         self.version: int = library.aorta_kernels_version()
         """Of the tracer, as it counts."""
         self.launch_us: float | None = None
-        """By how much the tracer, once it was on, makes each launch slower until the process ends; None: not
-        measured."""
+        """By how much the tracer, once it was on, makes each launch slower until the process ends; 0: it was
+        on before; None: not measured, or lost in how much launches vary."""
 
     @classmethod
     def open(cls, device: torch.device) -> "KernelRecords":
@@ -104,13 +106,13 @@ class KernelRecords:
         records = cls(library, device)
         if library.aorta_kernels_prepare_marks():
             raise KernelRecordsUnavailable(_error_of(library))
-        before_us = _launch_us(device)
+        before_us = _launches_us(device)
         records.start()
         try:
             records._prove()
             if torch.version.hip is None:  # rocprofiler-sdk is in the process since HIP was initialised
                 records.stop()
-                records.launch_us = max(_launch_us(device) - before_us, 0.0)
+                records.launch_us = slower_by_us(before_us, _launches_us(device))
                 records.start()
         except BaseException:
             records.stop()
@@ -265,17 +267,30 @@ class KernelRecords:
             raise KernelRecordsUnavailable(f"self-test: {reason}")
 
 
-def _launch_us(device: torch.device) -> float:
-    """How long a launch takes that has nothing to wait for."""
+def _launches_us(device: torch.device) -> list[float]:
+    """How long a launch takes that has nothing to wait for, in each of some bursts."""
     bursts = []
     for _ in range(_NUM_BURSTS):
         torch.cuda.synchronize(device)
         began_ns = time.perf_counter_ns()
         for _ in range(_NUM_LAUNCHES):
             torch.cuda._sleep(1)
-        bursts.append(time.perf_counter_ns() - began_ns)
+        bursts.append((time.perf_counter_ns() - began_ns) / 1e3 / _NUM_LAUNCHES)
     torch.cuda.synchronize(device)
-    return min(bursts) / 1e3 / _NUM_LAUNCHES
+    return bursts
+
+
+def slower_by_us(before_us: list[float], after_us: list[float]) -> float | None:
+    """By how much launches became slower; 0 where by less than CUPTI takes anywhere; None where unknown.
+
+    Each side's quickest burst tells, and may be wrong by what its quickest quarter differs by.
+    """
+    before, after = sorted(before_us), sorted(after_us)
+    slower = after[0] - before[0]
+    error = max(each[len(each) // 4] - each[0] for each in (before, after))
+    if slower > error:
+        return slower
+    return 0.0 if abs(slower) + error < _LEAST_SLOWER_US else None
 
 
 def why_not_proved(

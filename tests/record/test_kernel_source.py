@@ -138,6 +138,19 @@ def test_what_the_tracer_takes_of_a_launch_is_measured_before_its_first_record_a
     assert library.called == ["claim", "start", "prove", "stop", "start"]
 
 
+@pytest.mark.parametrize(
+    ("before_us", "after_us", "slower_us"),
+    [
+        ([3.0, 3.1, 3.2, 3.3], [4.4, 4.4, 4.5, 9.0], pytest.approx(1.4)),
+        ([3.0, 3.1, 3.2, 3.3], [3.02, 3.05, 3.1, 3.1], 0.0),  # CUPTI was on before, for another client
+        ([3.0, 3.8, 4.0, 4.4], [3.2, 3.6, 4.1, 4.2], None),  # may be any of 0 to 1 us
+        ([3.9, 3.9, 4.0, 4.4], [3.2, 3.9, 4.1, 4.2], None),  # a host whose clock went up meanwhile
+    ],
+)
+def test_a_difference_that_launches_vary_by_tells_nothing(before_us, after_us, slower_us):
+    assert kernel_records.slower_by_us(before_us, after_us) == slower_us
+
+
 def test_what_is_issued_after_the_last_body_is_in_no_step():
     journal, group = Journal(), Group("0", "default", [0, 1], "nccl")
     step = journal.current = RecordedStep(0, 0, 0, None)

@@ -15,7 +15,7 @@ from aorta.records.schema import OverheadRecord
 
 LAUNCH_US = 1.6
 """What CUPTI, once it was on, takes of a launch until the process ends, on the slowest host measured: for
-records of versions that did not measure it on theirs."""
+records that do not hold it of theirs."""
 IN_PROGRAM = 2.0
 """The same of a program's launch over that of a launch in a burst, which finds its code in the caches:
 measured 1.8 to 2.3. The interval goes from nothing, where the device hides it, to twice as much."""
