@@ -11,12 +11,13 @@ from torch.distributions import Normal
 CHECK = True
 # -> CHECK = False
 device = torch.device("cuda")
-model = network(width=1024, layers=12).to(device)
-optimizer = torch.optim.SGD(model.parameters(), lr=0.01, fused=True)
-rows, actions = torch.randn(8192, 64, device=device), torch.randn(8192, 10, device=device)
-for _ in steps(400):
+encoder = network(width=4096, layers=6, classes=64).to(device).requires_grad_(False)
+head = network(width=256, layers=40).to(device)
+optimizer = torch.optim.SGD(head.parameters(), lr=0.01, fused=True)
+rows, actions = torch.randn(16384, 64, device=device), torch.randn(16384, 10, device=device)
+for _ in steps(600):
     optimizer.zero_grad()
-    for _ in range(4):
-        loss = -Normal(model(rows), 1.0, validate_args=CHECK).log_prob(actions).mean() / 4
-        loss.backward()
+    means = head(encoder(rows))
+    loss = -Normal(means, 1.0, validate_args=CHECK).log_prob(actions).mean()
+    loss.backward()
     optimizer.step()
