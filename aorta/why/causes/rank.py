@@ -753,7 +753,9 @@ def cause_of(
     """None where the loss is too small, or chance."""
     value = worth(finding, account.global_step)
     is_of_kernels = account.on_device and finding.kind in OF_KERNELS
-    if not finding.is_risk and not is_of_kernels and value.each_ms <= account.gap_ms:
+    # Reductions are counted: recording makes steps longer, and no more of them.
+    is_known = finding.is_risk or is_of_kernels or finding.facts.get("origin") == "accumulated"
+    if not is_known and value.each_ms <= account.gap_ms:
         return None
     step = account.mean_step_ms
     # Of late launches, as they are without what times kernels.

@@ -13,7 +13,7 @@ from itertools import islice, pairwise, takewhile
 import numpy as np
 
 from aorta.account.cause import MENDED_ERROR
-from aorta.account.judge.cells import Exposed
+from aorta.account.judge.cells import Exposed, Host
 from aorta.account.judge.sites import gathers_parameters, sites_of
 from aorta.account.load.measures import noted_modes, noted_program
 from aorta.account.metrics import of_operation, operations
@@ -27,8 +27,11 @@ from aorta.timeline.matching import UNKNOWN_OP
 from aorta.timeline.types import TRACE_SOURCES
 from aorta.why.causes.code_lines import beside_calls_ms, is_behind_backward
 from aorta.why.causes.finding import WAIT, CauseFinding, Floats
+from aorta.why.causes.losses.host_needs import MOSTLY_IDLE
 from aorta.why.causes.losses.parts import CPU_BYTES_PER_S, Parts
 from aorta.why.causes.losses.units import (
+    BUCKET_ERROR,
+    BUCKET_KERNELS,
     UNIT_OPS,
     Units,
     buckets_of,
@@ -87,6 +90,8 @@ MOST_OF_THEM = 1.5
 """Small calls of an operation over its buckets, below which they are mostly these."""
 PASSES_OF_BUCKETS = 4
 """Gradients are read and written on their way into a bucket, and on their way back."""
+WORTH_SAYING = 0.1
+"""Of a loss, from which on a sentence says what a part of it is."""
 QUEUED_RATIO = 4
 """Bytes of the call in front over those of the call that waits behind it."""
 
@@ -149,13 +154,18 @@ def transfer(judged: Run, parts: Parts, exposed: Exposed, details: Exposure | No
                 taken["all_gather"] = taken.get("all_gather", 0.0) + finding.ms
     shares = _shares_of_transfer(judged, taken)
     transfer_ms = positive((exposed.transfer_ms + exposed.unsplit_ms).mean(axis=0) - sum(taken.values()))
-    in_turn = _in_turn(exposed)
+    delaying_ms, in_turn = np.minimum(transfer_ms, left), _in_turn(exposed)
     repeats_of = _repeats(details)
     for op, repeats in repeats_of.items():
         if op in shares:
-            # Also where a late host has nothing queued meanwhile: fewer of them are less to launch.
-            finding = _repeated(shares[op] * transfer_ms, shares[op] * in_turn, repeats)
+            finding = _repeated(shares[op] * delaying_ms, shares[op] * in_turn, repeats)
             finding.facts |= {**_facts_of(judged, parts, exposed, details, op), **finding.facts}
+            if parts.on_device:
+                _add_launches(finding, judged, parts, exposed, details, repeats)
+                beyond_ms = (1 - 1 / repeats) * shares[op] * float((transfer_ms - delaying_ms).mean())
+                finding.facts["unqueued_ms"] = (
+                    beyond_ms if beyond_ms > WORTH_SAYING * finding.mean_ms else None
+                )
             left = left * (1 - shares[op] * (1 - 1 / repeats))
             finding.facts |= {
                 "what": f"gradients, reduced {repeats} times for one update ({op})",
@@ -273,9 +283,9 @@ def _repeats(details: Exposure | None) -> dict[str, int]:
 
 
 def _repeated(transfer_ms: Floats, in_turn_ms: Floats, repeats: int) -> CauseFinding:
-    """Reductions of the same gradients before the last one of a step: their transfer, and the waiting for
-    ranks in turn. Of that more is left than of the transfer: what ranks vary by adds up over micro-batches as
-    a sum of chances does."""
+    """Reductions of the same gradients before the last one of a step: of their transfer what delays the step,
+    and the waiting for ranks in turn. Of that more is left than of the transfer: what ranks vary by adds up
+    over micro-batches as a sum of chances does."""
     transfer_ms, wait_ms = transfer_ms * (1 - 1 / repeats), in_turn_ms * (1 - 1 / np.sqrt(repeats))
     total = float((transfer_ms + wait_ms).mean())
     part = float(transfer_ms.mean()) / total if total > 0 else 1.0
@@ -285,6 +295,47 @@ def _repeated(transfer_ms: Floats, in_turn_ms: Floats, repeats: int) -> CauseFin
         {("transfer", "communication"): part, WAIT: 1 - part},
         facts={"origin": "accumulated", "repeats": repeats, "is_proven": True},
     )
+
+
+def _add_launches(
+    finding: CauseFinding,
+    judged: Run,
+    parts: Parts,
+    exposed: Exposed,
+    details: Exposure | None,
+    repeats: int,
+) -> None:
+    """What the host of a device needs to launch the needless ones, as far as that runs dry: what is exposed
+    with nothing queued behind it, fewer launches shorten and no shorter transfer does. Who waits for a slower
+    rank waits for it behind the last reduction as well."""
+    kernels, delaying_ms = Host(judged, judged.judged_steps).num_kernels, finding.ms
+    num = sum(
+        of_call[2]
+        for (op, module, _), of_call in (details.by_call if details else {}).items()
+        if op == finding.facts["op"] and module
+    )
+    launch = parts.account.cells.get("launch")
+    if kernels is None or not kernels.mean() > 0 or launch is None:
+        return
+    of_bucket = BUCKET_KERNELS / 2
+    part = num * (1 - 1 / repeats) * of_bucket / (float(kernels.mean()) + num * (of_bucket - 1))
+    moving_ms = (exposed.transfer_ms + exposed.unsplit_ms).mean(axis=0)
+    unqueued_ms = positive(moving_ms - exposed.lost_moving_ms)
+    late_ms = (launch + exposed.idle_waits_ms).mean(axis=0) + unqueued_ms
+    # A host that the device waits for so long is held up by nothing: all of its time is the step's.
+    host_ms = part * np.minimum(parts.account.step_ms.mean(axis=0), late_ms / MOSTLY_IDLE)
+    finding.ms = delaying_ms + host_ms
+    if not finding.mean_ms > 0:
+        return
+    of_host = float(host_ms.mean()) / finding.mean_ms
+    finding.takes = {cells: share * (1 - of_host) for cells, share in finding.takes.items()}
+    finding.takes["launch", "wait"] = of_host
+    finding.size_error = BUCKET_ERROR * of_host
+    finding.facts |= {
+        "launches": f"{num * (1 - 1 / repeats):,.0f}",
+        "launches_ms": float(host_ms.mean()) if of_host > WORTH_SAYING else None,
+        "rest_ms": float(_in_turn(exposed).mean()) / math.sqrt(repeats),
+    }
 
 
 def _take_what_hides(finding: CauseFinding, judged: Run, op: str, repeats: int) -> None:
@@ -311,10 +362,10 @@ def _take_what_hides(finding: CauseFinding, judged: Run, op: str, repeats: int) 
 
 
 def _in_turn(exposed: Exposed) -> Floats:
-    """[step]: waiting of the mean rank, as far as the ranks wait for each other alike."""
+    """[step]: waiting of the mean rank that delays it, as far as the ranks wait for each other alike."""
     by_rank = exposed.caused_ms.sum(axis=1)
     even = float(by_rank.min() * len(by_rank) / by_rank.sum()) if by_rank.sum() > 0 else 0.0
-    result: Floats = even * exposed.wait_ms.mean(axis=0)
+    result: Floats = even * exposed.lost_ms.mean(axis=0)
     return result
 
 

@@ -6,11 +6,11 @@ bytes it has. Units that a module of the next level up holds together would cost
 buckets of the default size.
 """
 
+import math
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from math import ceil
 
 import numpy as np
 
@@ -42,6 +42,8 @@ BUCKET_BYTES = 25 << 20
 BUCKET_KERNELS = 4.0
 """The same of a bucket: 2 (of 92 buckets 1.6 by medians, 2.9 by means) of the half that are launched in the
 backward pass."""
+BUCKET_ERROR = math.log(2.9 / 2)
+"""By which, as a logarithm of a ratio, that may be off."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +92,7 @@ def units_of(bytes_of: Mapping[str, float]) -> Units | None:
         level = ", ".join(alike[:2]) + ", …"
         num_merged = len(alike) + (len(alike) < num_merged)  # the rest of the model is one unit
     elif total <= SMALL_BYTES * num:
-        num_merged = max(1, ceil(total / LARGE_BYTES))
+        num_merged = max(1, math.ceil(total / LARGE_BYTES))
     else:
         return None
     return Units(num, total / num, num_merged, _usual(bytes_of), level)
@@ -99,7 +101,7 @@ def units_of(bytes_of: Mapping[str, float]) -> Units | None:
 def buckets_of(bytes_of: Mapping[str, float]) -> Units | None:
     """None where those of the default size would not be much fewer. bytes_of: of each bucket."""
     num, total = len(bytes_of), sum(bytes_of.values())
-    num_merged = 1 + ceil(total / BUCKET_BYTES)  # the first one is made small, so that it goes early
+    num_merged = 1 + math.ceil(total / BUCKET_BYTES)  # the first one is made small, so that it goes early
     if num < FEWEST or num_merged > FEWER * num:
         return None
     return Units(num, total / num, num_merged, "", "", ("all_reduce",), BUCKET_KERNELS)
