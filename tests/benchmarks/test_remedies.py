@@ -49,7 +49,7 @@ WITHOUT_PROGRAM = {
     ("program_code", "leave class numbers"): "one_hot_rows shows it, and is told more",
     ("data_loading", "leave num_workers="): "what a device's memory is pinned for",
     ("data_loading", "give what draws nothing at random"): "a library that is not here",
-    ("data_loading", "keep samples as tensors"): "values_sent shows it in the step",
+    ("data_loading", "where samples are arrays"): "values_sent shows it in the step",
     ("program_code", "read settings into plain"): "a library that is not here",
     ("pause", "leave the sleep out"): "sleeping shows it, and is told more",
     ("pause", "the thread waits there"): "what other threads do differs from program to program",

@@ -99,7 +99,9 @@ def test_numbers_are_drawn_on_the_device_where_there_is_one():
 
 def test_values_are_sent_and_waits_are_waited_for_of_their_causes_alone():
     assert instead_of(("torch.tensor",), "program_code", ANY) is None
-    assert instead_of(("torch.tensor",), "data_loading", ANY).set.startswith("keep samples as tensors")
+    assert instead_of(("torch.tensor",), "data_loading", ANY).set.startswith(
+        "where samples are arrays, torch.from_numpy(np.stack"
+    )
     walk = ("AddRandomWalkPE.forward of torch_geometric",)
     assert instead_of(walk, "data_loading", ANY).set.startswith("give what draws nothing at random")
     assert instead_of(walk, "program_code", ANY) is None  # a layer's
