@@ -24,8 +24,8 @@ def run(host_ms, step_ms=20.0, waits_ms=0.0):
     )
 
 
-def account(launch=0.0, on_device=True):
-    return SimpleNamespace(on_device=on_device, share=lambda name: launch)
+def account(launch=0.0, on_device=True, step_ms=20.0):
+    return SimpleNamespace(on_device=on_device, share=lambda name: launch, mean_step_ms=step_ms)
 
 
 MOSTLY_HELD_UP = [12.0] * 3 + [20.0] * 17
@@ -54,6 +54,7 @@ DRAINED = ([20.0] * 36 + [46.0, 7.0, 8.0]) * 4
         pytest.param(run([20.0] * 90 + [8.0]), account(), np.inf, id="one-short-step"),
         pytest.param(run(MOSTLY_HELD_UP), account(on_device=False), None, id="of-a-CPU"),
         pytest.param(run([[12.0] * 20, [15.0] * 20]), account(), 5.0, id="the-rank-with-least"),
+        pytest.param(run(MOSTLY_HELD_UP), account(step_ms=19.0), 7.0, id="of-the-step-that-is-told"),
     ],
 )
 def test_room_is_what_a_step_has_beyond_the_need_of_its_host(judged, state, room_ms):
@@ -82,6 +83,7 @@ def test_work_of_a_device_saves_no_more_than_the_room_and_might_save_all():
     needless, late = within_host_needs(run(MOSTLY_HELD_UP), account(), losses)
     assert (needless.mean_ms, needless.more_ms) == pytest.approx((8.0, 6.0))
     assert "the host needs 12.0 ms" in needless.evidence[0]
+    assert "more only where the host has less to do as well" in needless.evidence[0]  # as more_ms allows
     assert (late.mean_ms, late.more_ms, late.evidence) == (14.0, 0.0, [])
 
 

@@ -66,7 +66,8 @@ def host_needs(judged: Run, account: Account) -> HostNeeds | None:
         elif need_ms > HELD_UP * mean_ms:
             found.append(HostNeeds(None, math.inf))
             continue
-        found.append(HostNeeds(need_ms, max(mean_ms - need_ms, 0.0)))
+        # What is told is of the account's step, which may be the run's median.
+        found.append(HostNeeds(need_ms, max(min(mean_ms, account.mean_step_ms) - need_ms, 0.0)))
     return min(found, key=lambda one: one.room_ms, default=None)
 
 
@@ -107,9 +108,11 @@ def within_host_needs(judged: Run, account: Account, losses: list[CauseFinding])
             finding.ms = finding.ms * (room / of_device)
             finding.more_ms += of_device - room
             of_this = f", {quantity(spared_ms, 'ms')} of it for this" if spared_ms else ""
+            # Less work of the device may be fewer launches: a floor that holds for certain is none.
             finding.evidence.append(
                 f"the device computes {quantity(of_device, 'ms')} for it; the host needs"
                 f" {quantity(needs.need_ms, 'ms')} for its own part of a step{of_this}, as its shortest steps"
-                " show, and a step takes no less than that"
+                " show, and a step gains what it takes beyond that; more only where the host has less to do"
+                " as well, as with fewer launches"
             )
         yield finding
