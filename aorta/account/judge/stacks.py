@@ -330,9 +330,11 @@ def sampled_ms(judged: Run, file: str, function: str, lines: range | None = None
     return sum(sampled(judged, file, function, lines))
 
 
-def sampled(judged: Run, file: str, function: str, lines: range | None = None) -> list[float]:
+def sampled(
+    judged: Run, file: str, function: str, lines: range | None = None, own: bool = False
+) -> list[float]:
     """The same of each sample; [] where too few tell, and of one that holds the loop: it calls backward() or
-    the optimizer."""
+    the optimizer. own: without what these call of the program."""
     samples = samples_of_ranks(judged.whole or judged)
     found = []
     for one in samples:
@@ -341,7 +343,7 @@ def sampled(judged: Run, file: str, function: str, lines: range | None = None) -
             if any(
                 (frame.file, frame.outer_function) == (file, function)
                 and (lines is None or frame.line in lines)
-                for frame in stack.frames
+                for frame in ([*filter(None, [innermost(stack.frames)])] if own else stack.frames)
             ):
                 if is_loop:
                     return []

@@ -3,10 +3,12 @@
 import msgspec
 import pytest
 
+from aorta.account.judge.judged import judge
 from aorta.account.judge.stacks import WeightedStack, heaviest, samples_of
+from aorta.account.judge.stacks import sampled as sampled_of
 from aorta.records.schema import WorkOfStep
 from aorta.records.stacks import StackFrame
-from tests.account.judge.sampled_runs import ENGINE, sampled, sampled_dataset
+from tests.account.judge.sampled_runs import ENGINE, MODEL, sampled, sampled_dataset
 
 MAIN = StackFrame("/job/train.py", 20, "main", is_program=True)
 OTHER_LINE = StackFrame("/job/train.py", 25, "main", is_program=True)
@@ -106,3 +108,17 @@ def test_samples_in_zero_grad_are_of_the_line_before_it(line, library, zeroed_by
     samples = samples_of(run, run.ranks[0])
     in_it = samples.leaf_is(lambda leaf: leaf.function == "Optimizer.zero_grad")
     assert in_it.any() == (not is_moved)
+
+
+def test_of_a_line_alone_what_it_calls_of_the_program_is_left_out():
+    """A line that calls two layers, one in the other, and a head of torch's."""
+    line, layer = at(4, "Net.forward"), at(9, "Layer.forward")
+    linear = StackFrame("torch", 0, "Linear.forward", is_program=False)
+    steps = range(2, 12)
+    stacks = sampled(
+        *((step, 2_000, "runs", MAIN, MODEL, line, linear) for step in steps),
+        *((step, 6_000, "runs", MAIN, MODEL, line, MODEL, layer, linear) for step in steps),
+    )
+    judged = judge(sampled_dataset([stacks]).first)
+    of_line = judged, line.file, "Net.forward", range(4, 5)
+    assert sum(sampled_of(*of_line)) == pytest.approx(4 * sum(sampled_of(*of_line, own=True)))

@@ -538,6 +538,18 @@ def test_gradients_of_inputs_are_needless_where_the_source_reads_none(lines, is_
     )
 
 
+@pytest.mark.parametrize(("backward_ms", "ms"), [(20.0, 10.0), (2.0, 3.0), (1.0, None)])
+def test_a_pass_once_more_takes_no_more_than_those_that_train_let_it(backward_ms, ms, tmp_path):
+    """Half as many FLOPs beside those of a step: a third of 30 ms, unless the program's own code is."""
+
+    def step(rank, step, noise):
+        return Host().work(30.0 - backward_ms).work(backward_ms, "backward").comm(2.0)
+
+    run = run_record(2, work=WorkOfStep(flops=100.0, twice=50.0, twice_at=AT))
+    causes_of = found(tmp_path / "run", step, run)
+    assert [cause.ms for cause in causes_of] == ([] if ms is None else [pytest.approx(ms)])
+
+
 def test_a_product_for_ignored_targets_is_told_to_choose_its_positions(tmp_path):
     work = WorkOfStep(flops=100.0, unused=40.0, unused_at=AT, ignored=0.8)
     (cause,) = found(tmp_path / "run", lambda rank, step, noise: plain(noise), run_record(2, work=work))

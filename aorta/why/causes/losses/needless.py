@@ -170,6 +170,8 @@ WITH_BYTES = ("unread", "inputs", "discarded", "unused", "masked", "merged", "ba
 """Of which FLOPs alone are counted: as much of the bytes goes with them."""
 BESIDE = ("backwards", "twice", "before")
 """What the FLOPs of the step do not hold, and its time does."""
+PASSES_AT_MOST = 3
+"""Times their backward part, that both passes of a step take on a CPU: mostly 1.5 times."""
 AS_SEEN, OF_ITS_LINE = ("grown", "hoisted", "unchanged", "twice", "before"), ("grown", "hoisted")
 """As long as samples show all of their function, or their line."""
 
@@ -467,16 +469,18 @@ def _counted(judged: Run, account: Account, work: WorkOfStep) -> Iterator[CauseF
         weight = 0.0 if account.on_device else FLOPS_PER_BYTE
         return (flops + weight * num_bytes) / (work.flops + weight * work.bytes) * ms
 
-    def seen(at: StackFrame | None, lines: range | None = None) -> tuple[float, int]:
+    def seen(at: StackFrame | None, lines: range | None = None, own: bool = False) -> tuple[float, int]:
         """ms of samples in the function of a line, or in lines of it, and how many; none of a device."""
         if at is None or account.on_device:
             return 0.0, 0
-        samples = sampled(judged, at.file, at.outer_function, lines)
+        samples = sampled(judged, at.file, at.outer_function, lines, own)
         return sum(samples), len(samples)
 
     def finding(op: str, what: str, at: StackFrame | None, lost_ms: Floats, **facts: object) -> CauseFinding:
         return CauseFinding("compute", lost_ms, takes, facts={"op": op, "what": what, "at": at, **facts})
 
+    in_backward_ms = None if account.on_device else judged.mean_of_host(f"{PREFIX}backward")
+    passes_ms = PASSES_AT_MOST * (in_backward_ms or 0.0)
     used = memory_used(judged)
     same_at = None if work.unchanged_at is None else work.unchanged_at.text
     facts_of: dict[str, dict[str, object]] = {
@@ -513,7 +517,9 @@ def _counted(judged: Run, account: Account, work: WorkOfStep) -> Iterator[CauseF
         at: StackFrame | None = getattr(work, f"{op}_at")
         beside = work.discarded_beside / work.flops if op == "discarded" else part if op in BESIDE else 0.0
         whole = 1 + beside
-        found = finding(op, what, at, lost_ms / whole, **facts_of.get(op, {}))
+        # The program's own code, too, is what ranks compute.
+        most_ms = part * passes_ms if op in BESIDE and passes_ms else math.inf
+        found = finding(op, what, at, np.minimum(lost_ms / whole, most_ms), **facts_of.get(op, {}))
         found.facts["part"] = part / whole or None
         lines = range(at.line, at.line + 1) if op in OF_ITS_LINE and at is not None else None
         seen_ms, num = seen(at, lines) if op in AS_SEEN else (0.0, 0)
@@ -529,9 +535,10 @@ def _counted(judged: Run, account: Account, work: WorkOfStep) -> Iterator[CauseF
             passes = 1 if found.facts.get("solves_ms") else 2
             found.more_ms += passes * sampled_ms(judged, at.file, at.outer_function, lines)
         row = next((row for row in work.lines if op == "unused" and row.at == at), None)
-        seen_ms, num = seen(at, range(at.line, at.line + 1)) if row is not None and at else (0.0, 0)
+        seen_ms, num = seen(at, range(at.line, at.line + 1), own=True) if row is not None and at else (0.0, 0)
         if row is not None and row.flops and seen_ms:
-            # Forward as samples show, which hold what the memory takes; backward as counted.
+            # Forward as samples show, which hold what the memory takes; backward as counted. A row counts
+            # what its own line does, not what that calls of the program.
             backward_ms = (1 - row.forward_flops / row.flops) * lost_ms
             found.ms = min(flops / row.flops, 1.0) * seen_ms + backward_ms
             found.num_samples = num
