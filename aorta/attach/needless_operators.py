@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch.utils._pytree import tree_leaves
 
+from aorta.attach.repeated_operators import RepeatedOperators
 from aorta.attach.without_data import tensors_in
 from aorta.records.stacks import StackFrame
 
@@ -165,6 +166,7 @@ class NeedlessOperators:
         """Of what makes them: operators, FLOPs, bytes, operators of linear algebra, reads of error codes."""
         self._num_operators = Counter[StackFrame | None]()
         self.num_solves = self.num_checks = 0
+        self._repeated = RepeatedOperators()
         self.merged = Counter[StackFrame | None]()
         """FLOPs for gradients of whole matrices of which small factors train, by line."""
         self._copied_again, self._largest = Counter[StackFrame | None](), Counter[StackFrame | None]()
@@ -210,6 +212,11 @@ class NeedlessOperators:
         if any(work):
             self._see_joined(name, given, result, at)
             self._see_one_hot(name, given, result, work, at)
+        of_model = all(
+            (key := one.untyped_storage()._cdata) in self._constant or key in self._of_weights
+            for one in given
+        )
+        self._repeated.see(func, args, given, result, work, at, is_counted=not of_model)
         self._see_of_weights(func, args, given, result, work, at)
         self._see_constant(func, given, result, work, at, num_bytes)
         self._see_parameters(func, name, args, given, at)
@@ -359,6 +366,15 @@ class NeedlessOperators:
         return Counter(
             {line: round(2 * sums[column] * (1 - 1 / times[line])) for line, sums in self._of_line.items()}
         )
+
+    @property
+    def repeated(self) -> Counter[StackFrame | None]:
+        """FLOPs, forward and backward, to compute what the pass has computed before, by line."""
+        return self._repeated.flops
+
+    @property
+    def repeated_bytes(self) -> Counter[StackFrame | None]:
+        return self._repeated.bytes
 
     @property
     def hoisted(self) -> Counter[StackFrame | None]:

@@ -608,6 +608,10 @@ class WorkOfStep(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     merged: float = 0.0
     """Of `flops`: gradients of whole matrices of which small factors train."""
     merged_at: StackFrame | None = None
+    repeated: float = 0.0
+    """Of `flops`, and of `bytes`: what one pass computes once more from the same, forward and backward."""
+    repeated_bytes: float = 0.0
+    repeated_at: StackFrame | None = None
     hoisted: float = 0.0
     """Of `flops`, and of `bytes`: what depends on nothing but what the model holds, computed again."""
     hoisted_bytes: float = 0.0

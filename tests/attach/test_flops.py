@@ -1514,6 +1514,53 @@ def test_a_product_that_looks_rows_up(form):
     assert work.model_at.outer_function == "test_a_product_that_looks_rows_up"
 
 
+class Asked(nn.Module):
+    """Each round of its loop asks for what it computes of x."""
+
+    def __init__(self, form):
+        super().__init__()
+        self.form = form
+        self.layer, self.drop = nn.Linear(D, D, bias=False), nn.Dropout(0.1)
+        self.norm, self.others = nn.BatchNorm1d(S), nn.ModuleList(nn.Linear(D, D) for _ in range(3))
+
+    def encode(self, x, number):
+        if self.form == "of what was drawn":
+            x = self.drop(x)
+        elif self.form == "normalized":
+            x = self.norm(x)
+        elif self.form == "of other numbers":
+            x = x * number
+        elif self.form == "written meanwhile":
+            x = x.clone().add_(number + 1)
+        layer = self.others[number] if self.form == "by other weights" else self.layer
+        return layer(x)
+
+    def forward(self, x):
+        x, total = x + 1, 0
+        encoded = self.encode(x, 0)
+        for number in range(3):
+            encoded = encoded if self.form == "once" else self.encode(x, number)
+            total = total + torch.sigmoid(encoded * (number + 1))
+        return total
+
+
+FORMS = ("of what was drawn", "of other numbers", "written meanwhile", "by other weights", "once")
+
+
+@pytest.mark.parametrize("form", ["the same", "normalized", *FORMS])
+def test_what_a_pass_computes_once_more_from_the_same(form):
+    model = Asked(form)
+    work = worked(model, torch.optim.SGD(model.parameters(), 0.1), lambda: model(torch.rand(B, S, D)).sum())
+    product = 2 * B * S * D * D
+    if form in ("the same", "normalized"):  # three of four
+        assert work.repeated == 3 * (2 if form == "the same" else 3) * product
+        assert work.repeated_at.function == "Asked.encode"
+    elif form in ("of other numbers", "written meanwhile", "by other weights"):
+        assert work.repeated == 2 * product  # the first round is as before the loop
+    else:
+        assert work.repeated == work.repeated_bytes == 0
+
+
 class Chosen(nn.Module):
     def __init__(self, form):
         super().__init__()

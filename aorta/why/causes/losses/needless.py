@@ -151,6 +151,7 @@ KINDS = {
     "masked": "rows that are computed and then multiplied by zero",
     "unused": "results of products that nothing reads",
     "merged": "gradients of whole weights, of which small factors train",
+    "repeated": "what a forward pass computes once more from the same",
     "hoisted": "weights computed from others again and again",
     "backwards": "backward passes through the same operators",
     "grown": "a tensor that torch.cat makes longer part by part",
