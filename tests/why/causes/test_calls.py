@@ -23,6 +23,8 @@ ANY = frozenset({"any"})
         (("SummaryWriter.add_scalar of torch", "Condition.wait of python"), "log and write"),
         (("dumps of python", "JSONEncoder.iterencode of python"), "log and write"),
         (("fh.write",), "log and write"),
+        (("Tensor.__format__ of torch", "_tensor_str of torch"), "write no tensors into texts"),
+        (("_tensor_str of torch",), "write no tensors into texts"),
         (("Figure.savefig of matplotlib", "_encode_tile of PIL"), "draw figures"),
         (("f1_score of sklearn", "unique of numpy"), "compute metrics"),
         (("_no_grad_wrapper of torch", "_get_total_norm of torch"), "clip once a step"),
@@ -74,6 +76,13 @@ ANY = frozenset({"any"})
 )
 def test_what_a_line_calls_has_its_remedy(calls, begins):
     assert instead_of(calls, "program_code", ANY).set.startswith(begins)
+
+
+@pytest.mark.parametrize("kind", ["between_steps", "pause"])
+def test_a_model_that_is_called_behind_the_update_may_be_spared(kind):
+    """In a step, it trains."""
+    one = instead_of(("Linear.forward of torch", "Linear.forward of torch"), kind, ANY)
+    assert one.set.startswith("take what it finds from the outputs of the pass that trains")
 
 
 @pytest.mark.parametrize(
