@@ -30,6 +30,10 @@ ASSIGNS = re.compile(r"(?:self\.)?(\w+)(?: *:[^=]+)? *=(?!=)")
 FILLS = re.compile(r"[\w.]*\b(zeros|ones|full|empty|pad|pad_sequence|new_\w+)\(")
 
 
+MAKES_CONSTANTS = re.compile(r"torch\.(tensor|as_tensor|arange|linspace|zeros|ones|full|eye)")
+"""Functions that make a tensor of numbers of the host's, where they are not told another device."""
+
+
 class Piece(NamedTuple):
     text: str
     """Of an expression, a statement or an argument, to the end of its first line."""
@@ -153,6 +157,20 @@ def indexes_alone(tree: ast.Module, line: int) -> bool:
     nodes = [node for one in found for node in ast.walk(one)]
     by_name = any(isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Name) for node in nodes)
     return by_name and not any(isinstance(node, ast.Call | ast.For | ast.While) for node in nodes)
+
+
+def hands_numbers(tree: ast.Module, line: int) -> bool:
+    """Whether a call in this line makes a tensor of numbers of the host's and gives it to a device."""
+    for call in (node for node in ast.walk(tree) if isinstance(node, ast.Call)):
+        if not call.lineno <= line <= (call.end_lineno or 0):
+            continue
+        made, devices = call.func, [one.value for one in call.keywords if one.arg == "device"]
+        if isinstance(made, ast.Attribute) and isinstance(made.value, ast.Call):  # torch.arange(n).to(device)
+            if MAKES_CONSTANTS.fullmatch(ast.unparse(made.value.func)) and made.attr in ("to", "cuda"):
+                return not any(one.arg == "device" for one in made.value.keywords)
+        elif ast.unparse(made) in ("torch.tensor", "torch.as_tensor") and devices:
+            return ast.unparse(devices[0]).strip("'") != "cpu"
+    return False
 
 
 def _names(tree: ast.AST) -> list[str]:

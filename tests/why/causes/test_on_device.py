@@ -1,5 +1,6 @@
 """What the host does while a device idles: it launches, sleeps, or works for itself."""
 
+import ast
 import math
 import re
 from types import SimpleNamespace
@@ -32,7 +33,7 @@ from aorta.records.writer import write_json
 from aorta.timeline.types import Kind, Span
 from aorta.why.causes.finding import CauseFinding
 from aorta.why.causes.losses import needless as needless_module
-from aorta.why.causes.losses import of_a_step
+from aorta.why.causes.losses import of_a_step, program_code
 from aorta.why.causes.losses.needless import (
     _all_of_it,
     _emulated,
@@ -46,6 +47,7 @@ from aorta.why.causes.losses.transfer import Exposure, _largest
 from aorta.why.causes.losses.waiting import IN_STEP, follows, in_step
 from aorta.why.causes.rank import Worth, _once, _place, causes_of, found_causes
 from aorta.why.causes.rules import rules
+from aorta.why.causes.source import Source
 from aorta.why.causes.text import _unexplained_text, fact_texts, filled, nothing_text, title
 from tests.records.run_folders import run_record
 from tests.why.causes.runs import Host, causes, run_of, sampled
@@ -782,6 +784,33 @@ def test_where_launches_wait_for_kernels_the_shorter_of_host_and_device_goes(tmp
     assert first.interval_ms[1] >= 11.9
     assert first.change.startswith("leave CUDA_LAUNCH_BLOCKING=1 out")
     assert first.change.endswith("each launch waits for its kernel"), "what else helps, it hides"
+
+
+@pytest.mark.parametrize(
+    ("text", "kind"),
+    [
+        ("at = torch.tensor(at, device=device)", "synchronisation"),
+        ("at = torch.tensor(at)", "program_code"),  # looks at the values of a list
+    ],
+)
+def test_who_hands_numbers_to_the_device_waits_for_it(tmp_path, monkeypatch, text, kind):
+    """For 8 ms of 42, of which the device idles 10 behind it; the copies themselves take 1 us."""
+    copies = KernelSums(
+        num_kernels=1, classes={"gemm": (28.0, 1)}, copies={"pageable_to_device": 1e-3}, top=[(0, 28.0, 1)]
+    )
+
+    def make(rank, step, noise):
+        host = Host().idle(10.0 * noise.gauss(1, 0.01)).work(28.0)
+        return host.comm(2.0), KERNELS | {"kernels": copies}
+
+    folder = run_of(tmp_path / "run", make, steps=STEPS)
+    for rank in (0, 1):
+        write_stacks(folder, rank, COMMON, ("tensor", "rest", "runs", 8.0), steps=STEPS)
+    source = Source(ast.parse("\n" * 19 + text), b"")  # line 20, as samples have it
+    monkeypatch.setattr(program_code, "source_of", lambda file, record: source)
+    first = causes(judge(load_run(folder, "run"), 1))[0]
+    assert (first.kind, first.line.line, first.ms) == (kind, 20, pytest.approx(8.0, rel=0.1))
+    assert first.change.startswith("leave the number of main(), train.py:20") == (kind == "synchronisation")
 
 
 def test_a_hook_that_reads_values_costs_a_host_that_bounds_the_step_what_it_is_there(tmp_path):

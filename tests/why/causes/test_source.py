@@ -15,7 +15,14 @@ from aorta.records.files import sites_name
 from aorta.records.schema import CallSite, CallSites
 from aorta.why.causes import rank, source
 from aorta.why.causes.rules import rules
-from aorta.why.causes.source import goes_through, indexes_alone, is_called_anew, pieces_of, source_of
+from aorta.why.causes.source import (
+    goes_through,
+    hands_numbers,
+    indexes_alone,
+    is_called_anew,
+    pieces_of,
+    source_of,
+)
 from tests.why.causes.runs import Host, causes, run_of, waited
 from tests.why.causes.stacks import COMMON, TRAIN, write_stacks
 
@@ -230,6 +237,20 @@ def test_what_a_loop_within_a_step_goes_through(text, found):
 ])  # fmt: skip
 def test_a_line_that_indexes_and_calls_nothing(text, is_alone):
     assert indexes_alone(ast.parse(text), 1) == is_alone
+
+
+@pytest.mark.parametrize(("text", "is_handing"), [
+    ("scale = torch.tensor(1.0 / step, device=device)", True),
+    ("x = x + torch.arange(x.shape[1]).to(x.device)", True),
+    ("mask = torch.ones(n, n).cuda()", True),
+    ("rows = torch.tensor(rows)", False),
+    ("rows = torch.tensor(rows, device='cpu')", False),
+    ("x = x + torch.arange(n, device=device).to(dtype)", False),
+    ("x, y = x.to(device), y.to(device)", False),
+    ("x = torch.full((n,), 3.0, device=device)", False),
+])  # fmt: skip
+def test_a_line_that_hands_numbers_to_a_device(text, is_handing):
+    assert hands_numbers(ast.parse(text), 1) == is_handing
 
 
 def told(folder):

@@ -37,7 +37,7 @@ from aorta.account.judge.stacks import (
     timed_samples_of,
 )
 from aorta.account.load.measures import noted_modes
-from aorta.account.load.rank.kernels import NAME_TIME, TIME
+from aorta.account.load.rank.kernels import COPY_TIME, NAME_TIME, TIME
 from aorta.account.load.rank.phases import PREFIX
 from aorta.account.metrics import of_operation, operations
 from aorta.account.model import Run
@@ -51,7 +51,7 @@ from aorta.why.causes.losses.needless import CONVOLUTION
 from aorta.why.causes.losses.seen import Line, Seen, line_of
 from aorta.why.causes.program import program_of
 from aorta.why.causes.rules import faster_form, instead_of
-from aorta.why.causes.source import source_of
+from aorta.why.causes.source import hands_numbers, source_of
 
 OWN = "the program's own code"
 Function = tuple[str, str]
@@ -109,6 +109,13 @@ PASSES = ("forward", "__call__", "<module>")
 """Functions that are the model, or the loop; so is a backward that no backward pass calls."""
 COPIES = re.compile(r"(^|[._])(to|to_device|cuda|copy_|prepare_input)$")
 """Functions that hand a batch to the device."""
+HANDS_NUMBERS = ("torch.tensor", "torch.as_tensor", "to", "Tensor.to", "cuda", "Tensor.cuda")
+"""Functions that may give the device a tensor of Python's numbers."""
+OF_NUMBERS = "broadcast_all"
+"""The one of torch.distributions."""
+WAITED_OF_NUMBERS = 1000
+"""Times as long as the copies themselves, from which on a thread in these waits for the device: looking at
+the values of a list takes about 100 times as long as copying them."""
 EMPTY_CACHE, SYNCHRONIZE, COMPILES = "empty_cache", "synchronize", "_compile"
 NOT_OWN = (EMPTY_CACHE, COMPILES, "Optimizer.zero_grad", "Module.zero_grad")
 """Functions of torch; of the first the allocator's counters know better what it costs, and gradients must be
@@ -149,6 +156,11 @@ def program_code(
         facts: dict[str, Any] = {"at": seen.first, "often": f"{num:.0f}", "read_ms": float(ms.mean())}
         takes: dict[tuple[str, ...], float] = {("synchronisation", *DEVICE_CELLS): 1.0}
         yield CauseFinding("synchronisation", ms, takes, facts, num_samples=num_samples)
+    handing = _handing_numbers(judged, account, samples)
+    if handing is not None:
+        ms, num_samples = handing.common_ms(whole, account)
+        facts = {"op": "numbers", "at": heaviest(handing.stacks), "handing_ms": float(ms.mean())}
+        yield CauseFinding("synchronisation", ms, {DEVICE_CELLS: 1.0}, facts, num_samples=num_samples)
     loops = {function for one in samples for function in _loops(one)}
     forward = Seen.where(samples, lambda one: one.in_phase("forward"))
     has_no_model = judged.noted.not_measured.get("flops_per_step") in (NO_CALL, NO_OPTIMIZER)
@@ -178,7 +190,9 @@ def program_code(
     def is_own(one: Samples, row: int) -> bool:
         path = one.path(row)
         is_behind = one.is_behind[row] or not (only_behind or is_of_loss(path))
-        return is_behind and line_of(innermost(path)) not in asked_for
+        at = line_of(innermost(path))
+        is_known = handing is not None and at in handing.lines and _may_hand_numbers(path[-1])
+        return is_behind and at not in asked_for and not is_known
 
     grouped = [
         {
@@ -356,6 +370,30 @@ def _waits_in_passes(judged: Run, account: Account, samples: list[Samples]) -> I
     for line, (num, _) in lines_of_spans(judged, "synchronisation").items():
         if num >= MANY_WAITS and line in by_line and by_line[line].fewest >= FEWEST:
             yield num, by_line[line]
+
+
+def _may_hand_numbers(leaf: StackFrame) -> bool:
+    return leaf.function in (*HANDS_NUMBERS, OF_NUMBERS) and leaf.file in ("", "torch")
+
+
+def _handing_numbers(judged: Run, account: Account, samples: list[Samples]) -> Seen | None:
+    """Of the line, if there is one, in which the thread waits most as it hands numbers to the device: a copy
+    of memory that is not pinned comes back when the device has done all that was launched before."""
+    copied_ms = judged.mean_of(of_operation(COPY_TIME, "pageable_to_device"))
+    if not account.on_device or not copied_ms:
+        return None
+    may_be = Seen.where(samples, lambda one: one.leaf_is(_may_hand_numbers))
+    by_line = may_be.by(lambda path: line_of(innermost(path)))
+    seen = max(by_line.values(), key=lambda of_line: of_line.num, default=may_be)
+    at = seen.first
+    if at is None or seen.fewest < FEWEST:
+        return None
+    ms = float(seen.common_ms(judged.whole or judged, account)[0].mean())
+    is_wait = ms >= max(LARGE * account.mean_step_ms, WAITED_OF_NUMBERS * copied_ms)
+    if seen.paths[0][-1].function != OF_NUMBERS:
+        source = source_of(at.file, judged.noted)
+        is_wait &= source is not None and hands_numbers(source.tree, at.line)
+    return seen if is_wait else None
 
 
 def code_in_passes(judged: Run, account: Account, losses: list[CauseFinding]) -> Iterator[CauseFinding]:

@@ -15,9 +15,10 @@ encoder = network(width=4096, layers=4, classes=64).to(device).requires_grad_(Fa
 head = network(width=256, layers=40).to(device)
 optimizer = torch.optim.SGD(head.parameters(), lr=0.01, fused=True)
 rows, actions = torch.randn(16384, 64, device=device), torch.randn(256, 10, device=device)
+scale = torch.ones(10, device=device)
 for _ in steps(600):
     optimizer.zero_grad()
     means = head(encoder(rows).unflatten(0, (256, 64)).mean(1))
-    loss = -Normal(means, 1.0, validate_args=CHECK).log_prob(actions).mean()
+    loss = -Normal(means, scale, validate_args=CHECK).log_prob(actions).mean()
     loss.backward()
     optimizer.step()
