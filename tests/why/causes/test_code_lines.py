@@ -11,7 +11,15 @@ from aorta.account.judge.judged import dataset, judge
 from aorta.account.load.open import load_run
 from aorta.account.model import Causes
 from aorta.records.files import sites_name
-from aorta.records.schema import CallSite, CallSites, HostSpan, HostUse, KernelSums
+from aorta.records.schema import (
+    CallSite,
+    CallSites,
+    HostSpan,
+    HostUse,
+    KernelSums,
+    LineOfWork,
+    WorkOfStep,
+)
 from aorta.records.stacks import STACK_PHASES, StackFrame
 from aorta.why.causes.code_lines import sends_own_data, waiting_calls, waiting_line, waits_text
 from aorta.why.causes.finding import CauseFinding
@@ -533,6 +541,36 @@ def test_of_a_device_it_costs_at_most_what_compiling_makes_less_of(tmp_path, ele
     found = [cause for cause in found if cause.kind == "program_code"]
     assert [cause.ms for cause in found] == [pytest.approx(ms, rel=0.01) for ms in told_ms]
     assert all("train.py:95: at most 8.00 ms a step" in cause.headline for cause in found)
+
+
+@pytest.mark.parametrize(
+    ("operators", "ms", "most_ms"),
+    [
+        pytest.param(1000, 6 + (6 + 20) / 2, 33.0, id="many-operators"),
+        pytest.param(100, 13.0, 20.0, id="as-they-cost-at-most"),
+        pytest.param(20, 6.0, 33.0, id="few-as-of-convolutions"),
+        pytest.param(None, 6.0, 33.0, id="not-counted"),
+    ],
+)
+def test_half_of_what_no_sample_shows_of_anomaly_detection_is_told(tmp_path, operators, ms, most_ms):
+    """On a CPU: 6 of 12 ms of the forward pass keep stacks, as samples show; the backward pass takes 20."""
+    numbers = dict.fromkeys(("flops", "bytes", "forward_flops", "forward_bytes", "handed_bytes"), 0.0)
+    lines = [LineOfWork(at=StackFrame(TRAIN, 5, "forward", True), operators=operators or 1, **numbers)]
+    work = None if operators is None else WorkOfStep(flops=1.0, lines=lines)
+    run = run_record(2, work=work, program={"modes": {"anomaly_detection": True}})
+
+    def make(rank, step, noise):
+        return Host().work(12.0 * noise.gauss(1, 0.001)).work(20.0, "backward").comm(1.0)
+
+    folder = run_of(tmp_path, make, run)
+    for rank in (0, 1):
+        kept = ("checkcache", "forward", "runs", 6.0)
+        of_model = ("main", "forward", "runs", 7.0)
+        write_stacks(folder, rank, kept, of_model, ("backward", "backward", "runs", 20.0))
+    cause, *_ = (one for one in causes(judge(load_run(folder, "run"))) if one.subject.startswith("autograd"))
+    assert cause.ms == pytest.approx(ms, rel=0.02)
+    assert cause.interval_ms[1] <= most_ms
+    assert any("of the rest of both passes" in text for text in cause.evidence) == (ms > 6.0)
 
 
 def test_anomaly_detection_without_a_sample_in_it_is_no_cause(tmp_path):
