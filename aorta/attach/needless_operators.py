@@ -15,6 +15,7 @@ import torch
 from torch.utils._pytree import tree_leaves
 
 from aorta.attach.repeated_operators import RepeatedOperators
+from aorta.attach.repeated_rows import RepeatedRows
 from aorta.attach.without_data import tensors_in
 from aorta.records.stacks import StackFrame
 
@@ -166,7 +167,7 @@ class NeedlessOperators:
         """Of what makes them: operators, FLOPs, bytes, operators of linear algebra, reads of error codes."""
         self._num_operators = Counter[StackFrame | None]()
         self.num_solves = self.num_checks = 0
-        self._repeated = RepeatedOperators()
+        self._repeated, self._repeated_rows = RepeatedOperators(), RepeatedRows()
         self.merged = Counter[StackFrame | None]()
         """FLOPs for gradients of whole matrices of which small factors train, by line."""
         self._copied_again, self._largest = Counter[StackFrame | None](), Counter[StackFrame | None]()
@@ -217,9 +218,14 @@ class NeedlessOperators:
             for one in given
         )
         self._repeated.see(func, args, given, result, work, at, is_counted=not of_model)
+        self._repeated_rows.see(name, args, given, result, work[0], at, self._is_weight)
         self._see_of_weights(func, args, given, result, work, at)
         self._see_constant(func, given, result, work, at, num_bytes)
         self._see_parameters(func, name, args, given, at)
+
+    def _is_weight(self, one: torch.Tensor) -> bool:
+        of_model = self._of_weights.get(one.untyped_storage()._cdata)
+        return hasattr(one, "copy_of") or (of_model is not None and bool(of_model.sources))
 
     def part_masked(self, name: str, given: list[torch.Tensor], result: Any) -> float:
         """Of the rows of a result, that one column of one-hot rows makes zero."""
@@ -375,6 +381,11 @@ class NeedlessOperators:
     @property
     def repeated_bytes(self) -> Counter[StackFrame | None]:
         return self._repeated.bytes
+
+    @property
+    def spread(self) -> Counter[StackFrame | None]:
+        """FLOPs, forward and backward, of products for rows that were repeated before, by line."""
+        return self._repeated_rows.flops
 
     @property
     def hoisted(self) -> Counter[StackFrame | None]:

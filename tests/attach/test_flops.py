@@ -1561,6 +1561,47 @@ def test_what_a_pass_computes_once_more_from_the_same(form):
         assert work.repeated == work.repeated_bytes == 0
 
 
+class Pairs(nn.Module):
+    """Joins rows of S objects in pairs, or of the ends of as many edges, and multiplies these."""
+
+    def __init__(self, form):
+        super().__init__()
+        self.form, self.inner = form, nn.Linear(D, D, bias=False)
+        self.layer = nn.Linear(S * D if form == "windows" else 2 * D, D, bias=False)
+        self.ends = torch.randint(S, (2, S * S))
+
+    def forward(self, x):
+        x = self.inner(x)[0]
+        first, second = x.unsqueeze(1), x.unsqueeze(0)
+        if self.form == "expanded":
+            pairs = torch.cat([first.expand(S, S, D), second.expand(S, S, D)], -1)
+        elif self.form == "repeated":
+            pairs = torch.cat([first.repeat(1, S, 1), second.repeat(S, 1, 1)], -1)
+        elif self.form == "edges":
+            pairs = torch.cat([x[self.ends[0]], x.index_select(0, self.ends[1])], -1)
+        elif self.form == "one side":
+            pairs = torch.cat([first.expand(S, S, D), (first - second)], -1)
+        elif self.form == "differences":
+            pairs = torch.cat([first - second, first * second], -1)
+        elif self.form == "windows":  # of which each is another row
+            pairs = x[self.ends[0]].view(S, S * D)
+        elif self.form == "few edges":
+            pairs = torch.cat([x[self.ends[0, :S]], x[self.ends[1, :S]]], -1)
+        return self.layer(pairs)
+
+
+PAIRS = {"expanded": 1 - 1 / S, "repeated": 1 - 1 / S, "edges": 1 - 1 / S, "one side": (1 - 1 / S) / 2}
+
+
+@pytest.mark.parametrize("form", [*PAIRS, "differences", "windows", "few edges"])
+def test_products_of_rows_that_were_repeated_before(form):
+    """In both passes."""
+    model = Pairs(form)
+    work = worked(model, torch.optim.SGD(model.parameters(), 0.1), lambda: model(torch.rand(1, S, D)))
+    assert work.spread == pytest.approx(PAIRS.get(form, 0.0) * 3 * 2 * S * S * 2 * D * D)
+    assert not work.spread or work.spread_at.function == "Pairs.forward"
+
+
 class Chosen(nn.Module):
     def __init__(self, form):
         super().__init__()

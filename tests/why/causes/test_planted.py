@@ -550,6 +550,13 @@ def test_a_pass_once_more_takes_no_more_than_those_that_train_let_it(backward_ms
     assert [cause.ms for cause in causes_of] == ([] if ms is None else [pytest.approx(ms)])
 
 
+def test_rows_that_are_repeated_are_told_to_be_multiplied_first(tmp_path):
+    run = run_record(2, work=WorkOfStep(flops=100.0, spread=40.0, spread_at=AT))
+    (cause,) = found(tmp_path / "run", lambda rank, step, noise: plain(noise), run)
+    assert cause.subject == "products of rows that were repeated before in Net.forward(), a.py:3"
+    assert cause.change.startswith("multiply first, and repeat what that gives")
+
+
 def test_a_product_for_ignored_targets_is_told_to_choose_its_positions(tmp_path):
     work = WorkOfStep(flops=100.0, unused=40.0, unused_at=AT, ignored=0.8)
     (cause,) = found(tmp_path / "run", lambda rank, step, noise: plain(noise), run_record(2, work=work))

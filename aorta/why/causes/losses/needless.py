@@ -152,6 +152,7 @@ KINDS = {
     "unused": "results of products that nothing reads",
     "merged": "gradients of whole weights, of which small factors train",
     "repeated": "what a forward pass computes once more from the same",
+    "spread": "products of rows that were repeated before",
     "hoisted": "weights computed from others again and again",
     "backwards": "backward passes through the same operators",
     "grown": "a tensor that torch.cat makes longer part by part",
@@ -506,6 +507,8 @@ def _counted(judged: Run, account: Account, work: WorkOfStep) -> Iterator[CauseF
         part = flops / work.flops
         if op == "inputs" and flops and _reads_gradients(judged):
             continue
+        if op == "spread" and account.on_device:
+            continue  # not measured there
         if (
             op == "again"
             and account.on_device
