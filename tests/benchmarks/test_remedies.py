@@ -37,6 +37,7 @@ WITHOUT_PROGRAM = {
     ("program_code", "copy it to a disk"): "no network",
     ("program_code", "unpack the archive"): "as of files",
     ("program_code", "keep what is logged in a list"): "as of what is logged",
+    ("program_code", "save less often"): "saving shows it, which torch.save() writes",
     ("program_code", "fit and transform all"): "a library that is not here",
     ("program_code", "keep the place of each entry"): "as of texts",
     ("program_code", "look for it once"): "as of what is sorted",

@@ -320,6 +320,17 @@ def test_the_line_that_calls_a_library_s_loop_is_no_code_of_the_program(tmp_path
     )
 
 
+def test_what_a_library_s_loop_calls_of_the_program_is_named(tmp_path):
+    """Lightning's own samples in the line of fit() are no reason to take training_step() for that line."""
+    folder = run_of(tmp_path, lambda rank, step, noise: plain(noise))
+    for rank in (0, 1):
+        in_line = ("loads", "forward", "runs", 4.0), ("loads", "rest", "runs", 6.0)
+        write_stacks(folder, rank, COMMON, *in_line, ("training", "rest", "runs", 8.0))
+    cause = first_cause(folder)
+    assert (cause.kind, cause.line.text) == ("program_code", "Net.training_step(), train.py:80")
+    assert cause.ms == pytest.approx(32.0 * 8 / 48, rel=0.05)
+
+
 @pytest.mark.parametrize(
     ("leaf", "ms"),
     [

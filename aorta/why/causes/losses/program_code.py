@@ -206,10 +206,9 @@ def program_code(
         }
         for one in samples
     ]
-    # The line in which both passes are is the call of a library's loop, and no code of the program's own; but
-    # what that copies it waits for as the program's own code does.
-    forward = Seen.where(samples, lambda one: one.in_phase("forward"))
-    in_both = forward.lines & Seen.where(samples, lambda one: one.in_phase("backward")).lines
+    # Of the call of a library's loop no code is the program's own; but what that copies it waits for as the
+    # program's own code does.
+    in_both = _in_both(samples)
     common = set.intersection(*(set(groups) for groups in grouped))
     found = []
     waited = lines_of_spans(judged, "synchronisation") if account.on_device else {}
@@ -695,10 +694,16 @@ def _loops(samples: Samples) -> Iterator[Function]:
             yield own[-1].file, own[-1].outer_function
 
 
+def _in_both(samples: list[Samples]) -> set[Line]:
+    """Lines in which both passes are: they call a library's loop."""
+    forward = Seen.where(samples, lambda one: one.in_phase("forward")).lines
+    return forward & Seen.where(samples, lambda one: one.in_phase("backward")).lines
+
+
 def _groups(samples: Samples, loops: set[Function]) -> dict[Group, list[int]]:
     """Rows of samples by what the loop calls; of its own lines by line. A line is one with what it alone
     calls, where it makes a tensor of that and no loss: Python lets go of its lock there, so that samples come
-    then which waited for it before."""
+    then which waited for it before. Not the call of a library's loop, which has samples of its own."""
     which = samples.is_judged & samples.at("body") & samples.in_phase("rest") & samples.that("runs")
     groups: dict[Group, list[int]] = defaultdict(list)
     callers: dict[Group, set[Group]] = defaultdict(set)
@@ -707,7 +712,10 @@ def _groups(samples: Samples, loops: set[Function]) -> dict[Group, list[int]]:
         if group is not None:
             groups[group].append(row)
             callers[group].add(line or group)
+    in_both = _in_both([samples])
     for group, (line, *others) in callers.items():
+        if (Path(line[0]).name, line[2]) in in_both:
+            continue
         if group != line and not others and _is_no_loss(Seen([samples], [groups.get(line, [])]).paths):
             groups[line] += groups.pop(group)
     return groups
