@@ -10,13 +10,13 @@ from numpy.typing import NDArray
 from aorta.account.cause import CodeLine
 from aorta.account.judge.cells import account_of, is_device_busy
 from aorta.account.judge.profiles import sampled_ranks
-from aorta.account.judge.stacks import Samples, heaviest, is_a_loss, is_a_wait, samples_of
+from aorta.account.judge.stacks import MOST, Samples, heaviest, is_a_loss, is_a_wait, samples_of
 from aorta.account.judge.workers import loader_work
 from aorta.account.load.rank.phases import BYTES, PHASES, PREFIX, STEP
 from aorta.account.model import Run, once_of_run
 from aorta.account.numbers import counted, quantity
 from aorta.account.rows import positive
-from aorta.records.schema import StepPhase
+from aorta.records.schema import NO_CALL, NO_OPTIMIZER, StepPhase
 
 LEAST_SHOWN = 0.5
 """Share of the account's steps that must show their phases."""
@@ -44,6 +44,8 @@ TITLES: dict[StepPhase, str] = {
     "checkpoint": "checkpoint",
     "rest": "own code and the rest",
 }
+BEFORE = "what comes before the backward pass"
+"""Forward, where that is not the model alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,9 +97,16 @@ def largest_text(judged: Run) -> str:
     is_in_loop = "rest" in lines and lines["rest"] == lines.get("forward") == lines.get("backward")
     if row is None or (row.phase == "rest" and is_in_loop):
         return ""
-    of_step = f"{quantity(row.ms, 'ms')} of {quantity(row.ms / row.share, 'ms')}"
+    step_ms = row.ms / row.share
+    of_step = f"{quantity(row.ms, 'ms')} of {quantity(step_ms, 'ms')}"
     steps = f"host's clock, {counted(row.num_steps, 'step')}"
-    return f"The largest phase is {row.title}: {of_step} ({steps}){row.place}."
+    # Samples show none of it, as it keeps the interpreter's lock. What has no room beside the phase is in it.
+    collecting_ms = account_of(judged).mean_ms("garbage_collection") - (step_ms - row.ms)
+    is_collecting = collecting_ms > MOST * row.ms
+    is_model = row.phase != "forward" or not (is_collecting or _is_mostly_own(judged))
+    title = row.title if is_model else BEFORE
+    place = ", most of it Python's garbage collections" if is_collecting else row.place
+    return f"The largest phase is {title}: {of_step} ({steps}){place}."
 
 
 def evaluation_text(judged: Run) -> str:
@@ -158,7 +167,7 @@ def growth_text(run: Run, line: CodeLine | None, rank: int | None) -> str:
     is_warm_up, is_of_all = last - second < (last - first) / 3, last * rest[0] < 2 * rest[-1] * first
     if is_warm_up or is_of_all or not is_much or is_later.mean() < NEARLY_ALL:
         return ""
-    title = "what comes before the backward pass" if name == "forward" else TITLES[name]
+    title = BEFORE if name == "forward" else TITLES[name]
     return (
         f"it grows: {title} takes {quantity(first, 'ms')} in the first quarter of the run,"
         f" {quantity(last, 'ms')} in the last"
@@ -237,14 +246,29 @@ def _own_code(samples: list[Samples]) -> float | None:
     """Part of what lies before backward passes in which the program's own code ran and no model: a moving
     average of the weights, behind an update that ended the step. None where samples do not show that, as
     where there are no modules."""
+    own_ms, model_ms, num = _own_and_model(samples)
+    if num < ENOUGH or not model_ms > 0:
+        return None
+    return own_ms / (own_ms + model_ms)
+
+
+def _own_and_model(samples: list[Samples]) -> tuple[float, float, int]:
+    """ms of the program's own code before backward passes, of the model, and of how many samples."""
     own_ms, model_ms, num = 0.0, 0.0, 0
     for one in samples:
         in_model, in_own = _in_model(one), _in_own_code(one)
         own_ms, model_ms = own_ms + float(one.ms[in_own].sum()), model_ms + float(one.ms[in_model].sum())
         num += int(in_own.sum() + in_model.sum())
-    if num < ENOUGH or not model_ms > 0:
-        return None
-    return own_ms / (own_ms + model_ms)
+    return own_ms, model_ms, num
+
+
+def _is_mostly_own(judged: Run) -> bool:
+    """Whether samples before backward passes, too few to divide these, are more of the program's own code. A
+    program without modules has its model there."""
+    samples = [one for rank in sampled_ranks(judged) if (one := samples_of(judged, rank)) is not None]
+    own_ms, model_ms, num = _own_and_model(samples)
+    has_no_model = judged.noted.not_measured.get("flops_per_step") in (NO_CALL, NO_OPTIMIZER)
+    return FEWEST <= num < ENOUGH and own_ms > model_ms and not has_no_model
 
 
 def _in_model(samples: Samples) -> NDArray[np.bool_]:

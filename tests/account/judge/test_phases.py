@@ -7,6 +7,7 @@ import pytest
 from aorta.account.judge.cells import account_of
 from aorta.account.judge.phases import evaluation_text, growth_text, largest_text, phases_of
 from aorta.account.load.rank.phases import BYTES, PREFIX, STEP
+from aorta.records.schema import NO_CALL
 from aorta.records.stacks import StackFrame
 from aorta.records.workers import AWAITED, WORKER_STATES, WorkerChunk, WorkerSample
 from tests.account.judge.sampled_runs import AUGMENT, ENGINE, MAIN, MODEL, TRAINER, sampled, sampled_dataset
@@ -124,6 +125,53 @@ def test_code_of_the_loop_before_a_backward_pass_is_no_forward_pass():
         "main(), train.py:20",
         "augment(), data.py:5",
     )
+
+
+@pytest.mark.parametrize(
+    ("own_ms", "model_ms", "not_measured", "title"),
+    [
+        pytest.param(20, 10, {}, "what comes before the backward pass", id="mostly-own"),
+        pytest.param(10, 20, {}, "forward", id="mostly-the-model"),
+        pytest.param(20, 10, {"flops_per_step": NO_CALL}, "forward", id="a-model-without-modules"),
+        pytest.param(20, 0, {}, "forward", id="too-few-to-tell"),
+    ],
+)
+def test_few_samples_of_the_program_s_own_code_are_not_said_to_be_a_forward_pass(
+    own_ms, model_ms, not_measured, title
+):
+    """Two at most of each rank are too few to divide the phase: it is what comes before the backward pass."""
+    paths = ((own_ms, AUGMENT), (model_ms, MODEL))
+    stacks = sampled(*((2, 1000 * ms, "runs", MAIN, leaf) for ms, leaf in paths if ms))
+    judged = judged_with(stacks, forward=16.0)
+    record = msgspec.structs.replace(judged.noted, not_measured=not_measured)
+    text = largest_text(msgspec.structs.replace(judged, record=record))
+    assert text.startswith(f"The largest phase is {title}: 24.0 ms of 40.0 ms")
+
+
+@pytest.mark.parametrize(
+    ("collecting_ms", "title", "place"),
+    [
+        (35.0, "what comes before the backward pass", ", most of it Python's garbage collections"),
+        (25.0, "forward", ", most of it in main(), train.py:20"),  # 16 of them may lie beside the phase
+        (0.0, "forward", ", most of it in main(), train.py:20"),
+    ],
+)
+def test_garbage_collections_that_have_no_room_beside_a_phase_are_said_of_it(collecting_ms, title, place):
+    """No sample shows them: they keep the lock that samples are taken with."""
+    judged = judged_with(
+        sampled(*((step, 10_000, "runs", MAIN, MODEL) for step in range(2, 12))), forward=16.0
+    )
+    parts = {"compute_ms": 40.0 - collecting_ms, "exposed_ms": 0.0, "idle_ms": collecting_ms}
+    shape = judged.metrics["step_ms"].shape
+    hosts = {"host.idle.garbage_collection": np.full(shape, collecting_ms)}
+    judged = msgspec.structs.replace(
+        judged,
+        metrics=judged.metrics | {name: np.full(shape, ms) for name, ms in parts.items()},
+        host_parts=judged.host_parts | hosts,
+    )
+    assert account_of(judged).mean_ms("garbage_collection") == pytest.approx(collecting_ms)
+    of_step = "24.0 ms of 40.0 ms (host's clock, 10 steps)"
+    assert largest_text(judged) == f"The largest phase is {title}: {of_step}{place}."
 
 
 @pytest.mark.parametrize(
