@@ -63,6 +63,8 @@ FRAMES = {
     "distribution": StackFrame("torch", 0, "Distribution.__init__", is_program=False),
     "draws": StackFrame("torch", 0, "Normal.sample", is_program=False),
     "sends": StackFrame("lightning", 0, "move_data_to_device.<locals>.batch_to", is_program=False),
+    "kept": StackFrame("python", 0, "FrameSummary.__init__", is_program=False),
+    "of_fit": StackFrame("torch", 0, "Tensor.backward", is_program=False),
 }
 NAMES = [*FRAMES]
 CALLERS = {
@@ -79,6 +81,8 @@ CALLERS = {
     "watch": "fit",
     "own_step": "fit",
     "training": "fit",
+    "kept": "fit",
+    "of_fit": "fit",
     "packs": "model",
     "of_training": "training",
     "attends": "model",

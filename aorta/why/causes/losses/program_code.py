@@ -11,7 +11,7 @@ import math
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
-from itertools import islice
+from itertools import islice, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -137,6 +137,7 @@ TRACEBACKS = (
 ANOMALY_MS = 0.13
 """What it costs at most for an operator of both passes: 0.12 and 0.13 in two programs of Lightning, in whose
 deep stacks each operator is called."""
+LIGHTNING = ("lightning", "pytorch_lightning")
 
 
 def program_code(
@@ -153,7 +154,7 @@ def program_code(
     yield from _compiles(whole, account, samples)
     if "anomaly" in program_of(judged.noted)[0]:
         in_stacks = Seen.where(samples, lambda one: one.leaf_is(_keeps_a_stack))
-        yield _anomaly(judged, account, *in_stacks.common_ms(whole, account))
+        yield _anomaly(judged, account, samples, *in_stacks.common_ms(whole, account))
     for num, seen in _waits_in_passes(judged, account, samples):
         ms, num_samples = seen.common_ms(whole, account)
         facts: dict[str, Any] = {"at": seen.first, "often": f"{num:.0f}", "read_ms": float(ms.mean())}
@@ -345,16 +346,18 @@ def _keeps_a_stack(leaf: StackFrame) -> bool:
     return not leaf.is_program and leaf.function.startswith(TRACEBACKS)
 
 
-def _anomaly(judged: Run, account: Account, ms: Floats, num: int) -> CauseFinding:
+def _anomaly(judged: Run, account: Account, samples: list[Samples], ms: Floats, num: int) -> CauseFinding:
     """The stacks that it keeps of operators, as samples show, and its checks of each gradient in the backward
     pass: on a device, whose answers the host waits for, the idle time of that. On a CPU both are within the
     passes, and no sample finds code that holds the interpreter's lock: half of the rest is told, and no more
     than so many operators cost. Of four programs 0.94 to 1.15 of that half was lost."""
     seen_ms, backward_ms = float(ms.mean()), judged.mean_of_host(f"{PREFIX}{BACKWARD}") or 0.0
     at, work = noted_modes(judged.noted).get("anomaly_at"), judged.noted.work
+    at = None if at is None or _turns_it_off(*at, judged) else at
     facts: dict[str, Any] = {"op": "anomaly", "what": "autograd's anomaly detection"}
     facts |= {"stacks_ms": seen_ms, "backward_ms": backward_ms}
     facts["at"] = None if at is None else StackFrame(at[0], at[1], "<module>", True)
+    facts["trainer_at"] = _trainer_at(samples) if at is None else None
     if account.on_device:
         ms = ms + min(backward_ms, max(account.mean_ms("launch") - seen_ms, 0.0))
         return CauseFinding("program_code", ms, {DEVICE_CELLS: 1.0}, facts, num_samples=num)
@@ -367,6 +370,27 @@ def _anomaly(judged: Run, account: Account, ms: Floats, num: int) -> CauseFindin
         found.size_error = half_ms / 2 / found.mean_ms
         facts |= {"unseen_ms": half_ms, "operators": operators}
     return found
+
+
+def _turns_it_off(file: str, line: int, judged: Run) -> bool:
+    """Whether the line says so, which does nothing where an argument of a library turns it on again."""
+    source = source_of(file, judged.noted)
+    return source is not None and b"detect_anomaly(False" in source.text.splitlines()[line - 1]
+
+
+def _is_of_trainer(frame: StackFrame) -> bool:
+    return frame.file in LIGHTNING and frame.function.startswith("Trainer.")
+
+
+def _trainer_at(samples: list[Samples]) -> str | None:
+    """The program's line that runs both passes in Lightning's Trainer, which sets anomaly detection by its
+    own argument there; None where none does."""
+    callers = {
+        next((before for before, frame in pairwise(path) if _is_of_trainer(frame)), None)
+        for path in Seen.where(samples, lambda one: one.in_phase("forward", "backward")).paths
+    }
+    caller = callers.pop() if len(callers) == 1 else None
+    return caller.text if caller is not None and caller.is_program else None
 
 
 def _waits_in_passes(judged: Run, account: Account, samples: list[Samples]) -> Iterator[tuple[float, Seen]]:
