@@ -64,7 +64,7 @@ SEEN_BEFORE = 0.05
 OF_OPERATORS = (
     *("scores_bytes", "grown_bytes", "unchanged", "unchanged_bytes", "one_hot", "one_hot_bytes"),
     *("zeros", "unused", "merged", "hoisted", "hoisted_bytes", "attention", "causal"),
-    *("repeated", "repeated_bytes", "spread"),
+    *("repeated", "repeated_bytes", "spread", "unfolded", "unfolded_bytes"),
 )
 """Of NeedlessOperators, by line, as WorkOfStep calls them."""
 MOST_LINES = 64

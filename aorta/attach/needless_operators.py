@@ -167,6 +167,10 @@ class NeedlessOperators:
         """Of what makes them: operators, FLOPs, bytes, operators of linear algebra, reads of error codes."""
         self._num_operators = Counter[StackFrame | None]()
         self.num_solves = self.num_checks = 0
+        self._columns: dict[int, tuple[torch.Tensor, int]] = {}
+        """Results of unfold(), by storage, and bytes moved to make them."""
+        self.unfolded, self.unfolded_bytes = Counter[StackFrame | None](), Counter[StackFrame | None]()
+        """FLOPs of their products with weights, forward and backward, and bytes for these, by line."""
         self._repeated, self._repeated_rows = RepeatedOperators(), RepeatedRows()
         self.merged = Counter[StackFrame | None]()
         """FLOPs for gradients of whole matrices of which small factors train, by line."""
@@ -213,6 +217,7 @@ class NeedlessOperators:
         if any(work):
             self._see_joined(name, given, result, at)
             self._see_one_hot(name, given, result, work, at)
+            self._see_columns(name, given, result, work, at)
         of_model = all(
             (key := one.untyped_storage()._cdata) in self._constant or key in self._of_weights
             for one in given
@@ -497,6 +502,20 @@ class NeedlessOperators:
                 self._multiplied.setdefault(made_before[0], at)
                 self.one_hot[at] += work[0]
                 self.one_hot_bytes[at] += num_bytes
+
+    def _see_columns(
+        self, name: str, given: list[torch.Tensor], result: Any, work: tuple[int, int], at: StackFrame | None
+    ) -> None:
+        """A convolution that is a product of the model's weights with columns, which are written first."""
+        for one in given:
+            made, num_bytes = self._columns.get(one.untyped_storage()._cdata, (None, 0))
+            beside = [each for each in given if each is not one]
+            if name == "im2col" or (made is not None and name == "clone"):
+                self._columns[result.untyped_storage()._cdata] = result, num_bytes + work[1]
+            elif made is not None and work[0] and all(map(self._is_weight, beside)):
+                passes = 1 + sum(each.requires_grad and each.dim() > 1 for each in given)
+                self.unfolded[at] += passes * work[0]
+                self.unfolded_bytes[at] += 2 * num_bytes
 
     def _see_constant(
         self,

@@ -612,6 +612,10 @@ class WorkOfStep(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Of `flops`, and of `bytes`: what one pass computes once more from the same, forward and backward."""
     repeated_bytes: float = 0.0
     repeated_at: StackFrame | None = None
+    unfolded: float = 0.0
+    """Of `flops`, and of `bytes`: products of weights with columns that unfold() writes."""
+    unfolded_bytes: float = 0.0
+    unfolded_at: StackFrame | None = None
     spread: float = 0.0
     """Of `flops`: products with weights, for rows that were repeated before."""
     spread_at: StackFrame | None = None

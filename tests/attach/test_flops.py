@@ -1602,6 +1602,35 @@ def test_products_of_rows_that_were_repeated_before(form):
     assert not work.spread or work.spread_at.function == "Pairs.forward"
 
 
+class Unfolded(nn.Module):
+    """Multiplies the columns of its images."""
+
+    def __init__(self, form):
+        super().__init__()
+        self.form, self.weight = form, nn.Parameter(torch.randn(4, 27))
+
+    def forward(self, x):
+        columns = F.unfold(x, 3, padding=1)
+        if self.form == "attention":  # by what is computed of the images
+            return columns.mean(2, keepdim=True).transpose(1, 2) @ columns * self.weight.sum()
+        weight = F.normalize(self.weight) if self.form == "computed" else self.weight
+        return F.linear(columns.transpose(1, 2), weight) if self.form == "linear" else weight @ columns
+
+
+@pytest.mark.parametrize("form", ["given", "computed", "linear", "attention"])
+def test_convolutions_that_are_made_of_columns(form):
+    """Columns of 27 for 64 places, in a pass forward, and for the weights."""
+    model = Unfolded(form)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    work = worked(model, optimizer, lambda: model(torch.rand(B, 3, 8, 8)).sum())
+    if form == "attention":
+        assert work.unfolded == 0
+        return
+    assert work.unfolded == 2 * 2 * B * 4 * 27 * 64
+    assert work.unfolded_bytes >= 2 * 4 * B * (27 + 3) * 64
+    assert work.unfolded_at.function == "Unfolded.forward"
+
+
 class Chosen(nn.Module):
     def __init__(self, form):
         super().__init__()

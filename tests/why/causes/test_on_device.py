@@ -1094,6 +1094,7 @@ def test_products_in_two_bytes_on_a_cpu_without_instructions_for_them(precision,
         (WorkOfStep(flops=4e9, bytes=10.0, merged=1e9), None, [("merged", 6.0)]),
         (WorkOfStep(flops=4e9, bytes=10.0, repeated=1e9, repeated_bytes=2.0), None, [("repeated", 5.8)]),
         (WorkOfStep(flops=4e9, bytes=10.0, spread=1e9), None, []),  # of CPUs alone
+        (WorkOfStep(flops=4e9, bytes=10.0, unfolded=1e9), None, []),
         (WorkOfStep(flops=4e9, bytes=10.0, hoisted_bytes=5.0), None, [("hoisted", 2.0)]),
         (WorkOfStep(flops=4e9, bytes=10.0, backwards=1e9), None, [("backwards", 4.8)]),
         # Of 24 ms, or of what the step's own FLOPs and as many beside them take.

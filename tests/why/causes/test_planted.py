@@ -550,11 +550,20 @@ def test_a_pass_once_more_takes_no_more_than_those_that_train_let_it(backward_ms
     assert [cause.ms for cause in causes_of] == ([] if ms is None else [pytest.approx(ms)])
 
 
-def test_rows_that_are_repeated_are_told_to_be_multiplied_first(tmp_path):
-    run = run_record(2, work=WorkOfStep(flops=100.0, spread=40.0, spread_at=AT))
+@pytest.mark.parametrize(
+    ("op", "subject", "change", "ms"),
+    [
+        ("spread", "products of rows that were repeated before", "multiply first", 12.0),
+        # Of which a convolution takes a quarter.
+        ("unfolded", "convolutions made of unfold() and a product", "torch.nn.functional.conv2d", 9.0),
+    ],
+)
+def test_products_that_a_cpu_need_not_compute(op, subject, change, ms, tmp_path):
+    """Two fifths of 30 ms."""
+    run = run_record(2, work=WorkOfStep(flops=100.0, **{op: 40.0, f"{op}_at": AT}))
     (cause,) = found(tmp_path / "run", lambda rank, step, noise: plain(noise), run)
-    assert cause.subject == "products of rows that were repeated before in Net.forward(), a.py:3"
-    assert cause.change.startswith("multiply first, and repeat what that gives")
+    assert cause.subject == f"{subject} in Net.forward(), a.py:3"
+    assert (cause.change.startswith(change), cause.ms) == (True, pytest.approx(ms, rel=0.01))
 
 
 def test_a_product_for_ignored_targets_is_told_to_choose_its_positions(tmp_path):
