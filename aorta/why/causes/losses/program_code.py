@@ -109,7 +109,9 @@ PASSES = ("forward", "__call__", "<module>")
 """Functions that are the model, or the loop; so is a backward that no backward pass calls."""
 COPIES = re.compile(r"(^|[._])(to|to_device|cuda|copy_|prepare_input)$")
 """Functions that hand a batch to the device."""
-HANDS_NUMBERS = ("torch.tensor", "torch.as_tensor", "to", "Tensor.to", "cuda", "Tensor.cuda")
+HANDS_NUMBERS = (
+    *("torch.tensor", "torch.as_tensor", "to", "torch.to", "Tensor.to", "cuda", "torch.cuda", "Tensor.cuda"),
+)
 """Functions that may give the device a tensor of Python's numbers."""
 OF_NUMBERS = "broadcast_all"
 """The one of torch.distributions."""
@@ -164,7 +166,10 @@ def program_code(
     if handing is not None:
         ms, num_samples = handing.common_ms(whole, account)
         facts = {"op": "numbers", "at": heaviest(handing.stacks), "handing_ms": float(ms.mean())}
-        yield CauseFinding("synchronisation", ms, {DEVICE_CELLS: 1.0}, facts, num_samples=num_samples)
+        found = CauseFinding("synchronisation", ms, {DEVICE_CELLS: 1.0}, facts, num_samples=num_samples)
+        # No note tells how long the device idles behind the wait, which may be longer than the wait.
+        found.more_ms = max(account.mean_ms("launch") - found.mean_ms, 0.0)
+        yield found
     loops = {function for one in samples for function in _loops(one)}
     forward = Seen.where(samples, lambda one: one.in_phase("forward"))
     has_no_model = judged.noted.not_measured.get("flops_per_step") in (NO_CALL, NO_OPTIMIZER)
@@ -423,7 +428,7 @@ def _handing_numbers(judged: Run, account: Account, samples: list[Samples]) -> S
     if at is None or seen.fewest < FEWEST:
         return None
     ms = float(seen.common_ms(judged.whole or judged, account)[0].mean())
-    is_wait = ms >= max(LARGE * account.mean_step_ms, WAITED_OF_NUMBERS * copied_ms)
+    is_wait = ms >= max(2 * LEAST * account.mean_step_ms, WAITED_OF_NUMBERS * copied_ms)
     if seen.paths[0][-1].function != OF_NUMBERS:
         source = source_of(at.file, judged.noted)
         is_wait &= source is not None and hands_numbers(source.tree, at.line)
