@@ -132,6 +132,7 @@ NEED_A_LINE = ("asleep", "slow_steps")
 other threads that lack cores, longer batches, or data that the model gathers for several steps."""
 TRACE_FOLDER = "torch_profiler"
 """Of a run's traces."""
+WORKERS_0 = "workers (num_workers=0 at {loader_site})"
 OR_WORKERS = "; or let workers of a DataLoader do it beforehand"
 LEAST_OF_HOST = 0.05
 """Of a step, by which work of the device must shorten it that is large enough without regard to the host."""
@@ -793,6 +794,7 @@ def cause_of(
     stack, facts = stack | of_workers[0], facts | of_workers[1]
     stack -= {"one_thread", "omp_thread"} if "no_core" in stack else set()
     facts |= {"do": "do it", "at_line": "", "counted": "judged" if account.usual is None else "recorded"}
+    facts["more_workers"] = (filled(WORKERS_0, facts) if "workers_0" in stack else "") or "more workers"
     if line is not None:
         at = finding.facts.get("loop_lines", line.text)
         facts |= {"line": line.text, "do": f"do what {line.text} does", "at_line": f": at {at}"}

@@ -505,8 +505,9 @@ def test_workers_are_not_offered_where_no_core_is_free(tmp_path):
     run = msgspec.structs.replace(run_record(2), program={"loaders": [LOADER], "modes": {"num_cores": 2}})
     (first, *_) = causes(judge(load_run(run_of(tmp_path / "run", slow_loader, run), "run")))
     assert first.kind == "data_loading"
-    assert "none of the 2 is free" in first.change
-    assert "num_workers" not in first.change
+    where = "workers (num_workers=0 at train.py:41) would take cores from training, as none of the 2 is free"
+    assert first.change.endswith(where)
+    assert "set num_workers" not in first.change
 
 
 def test_workers_are_not_offered_for_batches_that_take_as_long_to_hand_over(tmp_path):
