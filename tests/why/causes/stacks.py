@@ -64,6 +64,7 @@ FRAMES = {
     "draws": StackFrame("torch", 0, "Normal.sample", is_program=False),
     "sends": StackFrame("lightning", 0, "move_data_to_device.<locals>.batch_to", is_program=False),
     "kept": StackFrame("python", 0, "FrameSummary.__init__", is_program=False),
+    "sent": StackFrame("", 0, "Tensor.to", is_program=False),
     "of_fit": StackFrame("torch", 0, "Tensor.backward", is_program=False),
 }
 NAMES = [*FRAMES]
@@ -89,6 +90,7 @@ CALLERS = {
     "per_step": "augment",
     "group": "per_step",
     "item": "augment",
+    "sent": "augment",
     "replicate": "parallel",
     "scatter": "parallel",
     "outputs": "parallel",

@@ -653,6 +653,32 @@ def test_idle_time_behind_the_update_is_the_programs_own_code(tmp_path):
     assert "behind the optimizer" in first.evidence[0]
 
 
+@pytest.mark.parametrize(
+    ("frame", "copied_ms", "is_told"),
+    [
+        pytest.param("sent", 3.0, True, id="weights"),
+        pytest.param("sent", 0.1, False, id="single-values"),
+        pytest.param("item", 3.0, False, id="copies-of-other-code"),
+    ],
+)
+def test_code_that_copies_tensors_to_the_host_may_work_on_the_device(tmp_path, frame, copied_ms, is_told):
+    """An average of the weights that is kept on the host."""
+    copies = {"device_to_pageable": copied_ms}
+    few = KernelSums(num_kernels=50, classes={"gemm": (25.0, 50)}, top=[(0, 25.0, 50)], copies=copies)
+
+    def make(rank, step, noise):
+        host = Host().work(28.0 * noise.gauss(1, 0.01)).comm(0.5).idle(0.1, "optimizer").idle(9.0)
+        return host, used(45.0) | {"kernels": few}
+
+    folder = run_of(tmp_path / "run", make, steps=STEPS)
+    for rank in (0, 1):
+        write_stacks(folder, rank, (frame, "rest", "runs", 9.0), COMMON, steps=STEPS)
+    (first, *_) = causes(judge(load_run(folder, "run"), 1))
+    assert first.line.text == "augment(), straggler.py:5"
+    assert ("which copies tensors to the host" in first.subject) == is_told
+    assert first.change.startswith("keep on the device what augment(), straggler.py:5 has") == is_told
+
+
 def test_what_one_step_alone_has_is_no_loss_of_each_step(tmp_path):
     """The tenth one idles for 300 ms, 9.4 ms of the mean step, as where kernels are loaded."""
     few = KernelSums(num_kernels=50, classes={"gemm": (25.0, 50)}, top=[])

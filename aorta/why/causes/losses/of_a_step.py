@@ -284,8 +284,8 @@ def _without_its_nature(
         return kept
     facts = {
         **late[-1].facts,
-        **(own[0].facts if own else {}),
         "what": OWN,
+        **(own[0].facts if own else {}),
         "behind": "the device idles for it behind the optimizer, with nothing queued",
         "part_ms": float(behind_ms.mean()),
     }

@@ -109,6 +109,8 @@ PASSES = ("forward", "__call__", "<module>")
 """Functions that are the model, or the loop; so is a backward that no backward pass calls."""
 COPIES = re.compile(r"(^|[._])(to|to_device|cuda|copy_|prepare_input)$")
 """Functions that hand a batch to the device."""
+TO_HOST = re.compile(r"(^|[._])(to|cpu|copy_|_to_copy|numpy)$")
+"""Functions that may copy to the host."""
 HANDS_NUMBERS = (
     *("torch.tensor", "torch.as_tensor", "to", "torch.to", "Tensor.to", "cuda", "torch.cuda", "Tensor.cuda"),
 )
@@ -245,6 +247,7 @@ def program_code(
         ):
             facts["origin"] = "objects"
         facts |= dealt(judged, [StackFrame(group[0], group[2], group[1], True).text], group[2])
+        facts |= _sent_to_host(judged, paths, facts["part_ms"]) if account.on_device else {}
         kind: CauseKind = "program_code"
         if account.on_device and ms.mean() >= LARGE * account.mean_step_ms:
             is_in = waits & seen.lines
@@ -258,6 +261,8 @@ def program_code(
                 of_lines = seen.that(lambda path: line_of(innermost(path)) in waits)
                 ms, num_samples = of_lines.common_ms(whole, account)
                 ms = np.maximum(ms - account.mean_ms("synchronisation"), 0.0)
+        if kind == "copy" and facts["origin"] == "sent_to_host":
+            facts["origin"] = "device_to_pageable"
         if is_loop and kind != "copy":
             continue
         is_small = ms.mean() < least * account.mean_step_ms or seen.may_be_chance(least / 2)
@@ -358,7 +363,7 @@ def _anomaly(judged: Run, account: Account, samples: list[Samples], ms: Floats, 
     than so many operators cost. Of four programs 0.94 to 1.15 of that half was lost."""
     seen_ms, backward_ms = float(ms.mean()), judged.mean_of_host(f"{PREFIX}{BACKWARD}") or 0.0
     at, work = noted_modes(judged.noted).get("anomaly_at"), judged.noted.work
-    at = None if at is None or _turns_it_off(*at, judged) else at
+    at = None if at is None or _turns_it_off(at[0], at[1], judged) else at
     facts: dict[str, Any] = {"op": "anomaly", "what": "autograd's anomaly detection"}
     facts |= {"stacks_ms": seen_ms, "backward_ms": backward_ms}
     facts["at"] = None if at is None else StackFrame(at[0], at[1], "<module>", True)
@@ -601,6 +606,21 @@ def dealt(judged: Run, lines: Iterable[str], of_line: int = 0) -> dict[str, Any]
     are_weights = math.isclose(num_bytes, parameter_bytes(judged.noted), rel_tol=AS_MANY)
     is_batch = num_bytes >= DEALT_BYTES and not are_weights
     return {"origin": "dealt", "dealt_bytes": num_bytes, "dealt_at": rows[0].place} if is_batch else {}
+
+
+def _sent_to_host(judged: Run, paths: list[list[StackFrame]], ms: float) -> dict[str, Any]:
+    """Facts of code most of which copies tensors, where the device's copies to the host are enough of it: of
+    single values they take no time."""
+    to_host = [kind for kind in operations(judged.metrics, COPY_TIME) if kind.startswith("device_to_p")]
+    copied_ms = sum(judged.mean_of(of_operation(COPY_TIME, kind)) or 0.0 for kind in to_host)
+    num = sum(bool(TO_HOST.search(path[-1].function)) for path in paths)
+    if 2 * num <= len(paths) or copied_ms < LARGE * ms:
+        return {}
+    return {
+        "origin": "sent_to_host",
+        "what": f"{OWN}, which copies tensors to the host,",
+        "copied_ms": copied_ms,
+    }
 
 
 def own_of_rank(judged: Run, account: Account) -> CauseFinding | None:
