@@ -46,7 +46,17 @@ from aorta.traces.host_spans import (
     kinds_of_ranges,
     may_wait,
 )
-from aorta.traces.kineto_file import Args, Distributed, KinetoEvent, Trace, decode, is_coarse, nanoseconds
+from aorta.traces.kineto_file import (
+    Args,
+    Distributed,
+    KinetoEvent,
+    Trace,
+    decode,
+    intervals_ns,
+    is_coarse,
+    nanoseconds,
+    timed,
+)
 from aorta.traces.model import RankTrace, known_rank, rank_in_name
 
 CATEGORIES = {"kernel": Category.KERNEL, "gpu_memcpy": Category.COPY, "gpu_memset": Category.MEMSET}
@@ -209,7 +219,6 @@ def _host_side(
     shown |= {"garbage_collection"} if COLLECTION in function_names else set()
     of_functions = {name: kind for name in function_names if (kind := kind_of_function(name)) is not None}
     backward = [e for e in ranges if kinds.get(e.name) == "backward"]
-    backward_ns = nanoseconds([e.ts for e in backward], location)
     noted = [e for e in ranges if kinds.get(e.name, "backward") != "backward"]
     noted += [e for e in functions if e.name in of_functions] if of_functions else []
     kind_of = kinds | of_functions
@@ -222,8 +231,7 @@ def _host_side(
         _half_copied_ns(by_category["gpu_memcpy"], waits, location),
         _launches_by_thread(launch_of, location),
         Operators(
-            backward_ns,
-            backward_ns + nanoseconds([e.dur or 0 for e in backward], location),
+            *intervals_ns(backward, location),
             {_thread(e.pid, e.tid) for e in backward},
         ),
         {_thread(e.pid, e.tid) for e in ranges if STEP_NAME.match(e.name)},
@@ -255,11 +263,9 @@ def _launches_by_thread(
 
 
 def _host_events(events: list[KinetoEvent], location: str) -> Iterable[HostEvent]:
-    start_ns = nanoseconds([e.ts for e in events], location).tolist()
-    length_ns = nanoseconds([e.dur or 0 for e in events], location).tolist()
-    for e, start, length in zip(events, start_ns, length_ns, strict=True):
+    for e, start, end in timed(events, location):
         correlation = None if e.args is None else e.args.correlation
-        yield HostEvent(e.name, start, start + length, _thread(e.pid, e.tid), correlation)
+        yield HostEvent(e.name, start, end, _thread(e.pid, e.tid), correlation)
 
 
 @lru_cache(256)
@@ -310,11 +316,9 @@ def _categories(
 
 def _marks(ranges: list[KinetoEvent], processes: dict[Any, int], location: str) -> list[StepMark]:
     rows = [e for e in ranges if is_mark(e.name)]
-    start_ns = nanoseconds([e.ts for e in rows], location).tolist()
-    length_ns = nanoseconds([e.dur or 0 for e in rows], location).tolist()
     return step_marks(
-        (e.name, processes.setdefault(e.pid, len(processes)), start, start + length)
-        for e, start, length in zip(rows, start_ns, length_ns, strict=True)
+        (e.name, processes.setdefault(e.pid, len(processes)), start, end)
+        for e, start, end in timed(rows, location)
     )
 
 

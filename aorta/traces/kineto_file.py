@@ -5,7 +5,7 @@ dependency graph (aorta.why.replay), TensorArgs for operators (inventory.py).
 """
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
 from typing import Any, Generic, TypeVar, Union
 
@@ -214,6 +214,18 @@ def nanoseconds(microseconds: Sequence[int | float], location: str) -> NDArray[n
         return np.array([1000 * t if type(t) is int else round(1000 * t) for t in microseconds], np.int64)
     except (OverflowError, ValueError) as error:
         raise TraceError(f"{location} has times that no clock gives: {error}") from error
+
+
+def intervals_ns(events: Sequence[Event[Any]], location: str) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Starts and ends of the events; one without a length ends where it starts."""
+    start_ns = nanoseconds([e.ts for e in events], location)
+    return start_ns, start_ns + nanoseconds([e.dur or 0 for e in events], location)
+
+
+def timed(events: Sequence[Event[A]], location: str) -> Iterator[tuple[Event[A], int, int]]:
+    """The events, each with its start and end in ns."""
+    start_ns, end_ns = intervals_ns(events, location)
+    return zip(events, start_ns.tolist(), end_ns.tolist(), strict=True)
 
 
 def is_coarse(microseconds: Sequence[int | float]) -> bool:

@@ -12,7 +12,7 @@ from aorta.timeline.waits import match_ranks
 from aorta.traces.classify import COMM_RULES, Classifier, CommRule, classifier
 from aorta.traces.host_calls import is_mark, step_marks
 from aorta.traces.kineto import CATEGORIES, LAUNCH_CATEGORIES, rank_trace
-from aorta.traces.kineto_file import GraphArgs, GraphEvent, Trace, decode, nanoseconds
+from aorta.traces.kineto_file import GraphArgs, GraphEvent, Trace, decode, intervals_ns, timed
 from aorta.traces.model import NS_PER_MS, RankTrace, rank_calls
 from aorta.traces.sources import TraceFile, open_source
 from aorta.why.replay.activity import (
@@ -166,11 +166,10 @@ def _calls(events: list[GraphEvent], launching: set[int | str | None], source: s
         if kind is not None:
             rows.append((e, kind))
     rows.sort(key=lambda row: row[0].ts)
-    start_ns = nanoseconds([e.ts for e, _ in rows], source)
-    length_ns = nanoseconds([e.dur or 0 for e, _ in rows], source)
+    start_ns, end_ns = intervals_ns([e for e, _ in rows], source)
     return Calls(
         start_ns=start_ns,
-        end_ns=start_ns + length_ns,
+        end_ns=end_ns,
         kind=np.array([kind for _, kind in rows], dtype=np.int64),
         name=[e.name for e, _ in rows],
         thread=[_thread(e) for e, _ in rows],
@@ -186,8 +185,7 @@ def _work(
     base_ns: int,
     rules: Classifier,
 ) -> Work:
-    start_ns = nanoseconds([e.ts for e in events], source)
-    end_ns = start_ns + nanoseconds([e.dur or 0 for e in events], source)
+    start_ns, end_ns = intervals_ns(events, source)
     origin_ns = trace.timeline.origin_unix_ns - base_ns
     collectives: dict[tuple[int, str], int] = {
         (round(traced.start_ms * NS_PER_MS) + origin_ns, traced.kernel): i
@@ -221,13 +219,11 @@ def _work(
 
 
 def _scopes(operators: list[GraphEvent], annotations: list[GraphEvent], source: str) -> Scopes:
-    rows = [(e, False) for e in operators] + [(e, True) for e in annotations]
-    start_ns = nanoseconds([e.ts for e, _ in rows], source).tolist()
-    length_ns = nanoseconds([e.dur or 0 for e, _ in rows], source).tolist()
     return Scopes(
         [
-            (_thread(e), start, start + length, e.name, is_annotation)
-            for (e, is_annotation), start, length in zip(rows, start_ns, length_ns, strict=True)
+            (_thread(e), start, end, e.name, is_annotation)
+            for events, is_annotation in ((operators, False), (annotations, True))
+            for e, start, end in timed(events, source)
         ]
     )
 
@@ -235,11 +231,9 @@ def _scopes(operators: list[GraphEvent], annotations: list[GraphEvent], source: 
 def _marks(events: list[GraphEvent], source: str) -> list[StepAnnotation]:
     rows = [e for e in events if is_mark(e.name)]
     threads: dict[str, int] = {}
-    start_ns = nanoseconds([e.ts for e in rows], source).tolist()
-    length_ns = nanoseconds([e.dur or 0 for e in rows], source).tolist()
     marks = step_marks(
-        (e.name, threads.setdefault(_thread(e), len(threads)), start, start + length)
-        for e, start, length in zip(rows, start_ns, length_ns, strict=True)
+        (e.name, threads.setdefault(_thread(e), len(threads)), start, end)
+        for e, start, end in timed(rows, source)
     )
     names = list(threads)
     distinct: dict[int, StepAnnotation] = {}
