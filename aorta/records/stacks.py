@@ -41,6 +41,10 @@ MOST_BYTES = 1 << 28
 """Of a rank's file that is read; an attempt writes at most a sixteenth of it."""
 
 
+Function = tuple[str, str]
+"""File and outer_function of the lines of one function."""
+
+
 class StackFrame(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """A line of the program, or a library's function that it called."""
 
@@ -65,6 +69,11 @@ class StackFrame(msgspec.Struct, frozen=True, array_like=True, gc=False):
     def outer_function(self) -> str:
         """Without the comprehension or lambda of it that the line is in."""
         return self.function.partition(".<locals>.<")[0]
+
+    @property
+    def function_id(self) -> Function:
+        """The function of the program or of a library that the line is in."""
+        return self.file, self.outer_function
 
 
 class StackSample(msgspec.Struct, frozen=True, array_like=True, gc=False):

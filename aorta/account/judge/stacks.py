@@ -12,7 +12,17 @@ from aorta.account.cause import CodeLine
 from aorta.account.judge.occasional import occasions
 from aorta.account.load.rank.phases import PREFIX
 from aorta.account.model import Run, once_of_run
-from aorta.records.stacks import DOING, PLACES, STACK_PHASES, Doing, Place, StackFrame, StackPhase, Stacks
+from aorta.records.stacks import (
+    DOING,
+    PLACES,
+    STACK_PHASES,
+    Doing,
+    Function,
+    Place,
+    StackFrame,
+    StackPhase,
+    Stacks,
+)
 from aorta.timeline.types import TRACE_SOURCES
 
 MOST = 0.5
@@ -24,7 +34,6 @@ CALLED_OF_TORCH = ("Tensor.", "torch.", "F.", "nn.", "dist.")
 LOSS_FUNCTIONS = ("loss", "cross_entropy")
 READS = ("item", "tolist", "cpu")
 """Methods of a tensor that hand its values to the host, and wait for the device that computes them."""
-Function = tuple[str, str]
 FEWEST = 3
 """Samples that tell how long a function takes."""
 TIMED: tuple[StackPhase, ...] = ("backward", "optimizer")
@@ -162,10 +171,10 @@ def _as_before_zero_grad(
         if at is not None and rest and any(frame.function == ZERO_GRAD for frame in path):
             late[node] = at
         for frame in (one for one in path if one.is_program and node not in late):
-            nodes_of[_function(frame)][frame.line][node if rest else -1] += num
+            nodes_of[frame.function_id][frame.line][node if rest else -1] += num
     moved = rows.copy()
     for node, at in late.items():
-        lines = nodes_of[_function(at)]
+        lines = nodes_of[at.function_id]
         before = lines[max((line for line in lines if line < at.line), default=0)].most_common(1)
         if before and before[0][0] >= 0 and before[0][1] > 1:
             moved[rows[:, 5] == node, 5] = before[0][0]
@@ -238,7 +247,7 @@ def heaviest(stacks: Sequence[WeightedStack]) -> CodeLine | None:
     if not total > 0:
         return None
     compared = [frame for stack in stacks if stack.ms < 0 for frame in stack.frames]
-    usual = {_function(frame) for frame in compared}
+    usual = {frame.function_id for frame in compared}
     inside = [(stack, -1) for stack in stacks]
     lines: list[tuple[StackFrame, list[tuple[WeightedStack, int]]]] = []
     while True:
@@ -247,7 +256,7 @@ def heaviest(stacks: Sequence[WeightedStack]) -> CodeLine | None:
             for next_place in range(place + 1, len(stack.frames)):
                 frame = stack.frames[next_place]
                 if frame.is_program:
-                    groups[_function(frame)].append((stack, next_place))
+                    groups[frame.function_id].append((stack, next_place))
                     break
         if not groups:
             break
@@ -258,7 +267,7 @@ def heaviest(stacks: Sequence[WeightedStack]) -> CodeLine | None:
         lines.append((next(stack.frames[place] for stack, place in _by_weight(group)), group))
     if not lines:
         return None
-    while any(_function(line) not in usual for line, _ in lines) and _function(lines[-1][0]) in usual:
+    while any(line.function_id not in usual for line, _ in lines) and lines[-1][0].function_id in usual:
         lines.pop()
     found, inside = lines[-1]
     at_line = [(stack, place) for stack, place in inside if stack.frames[place] == found and stack.ms > 0]
@@ -286,10 +295,6 @@ def heaviest(stacks: Sequence[WeightedStack]) -> CodeLine | None:
         part=min(_ms(inside) / total, 1.0),
         num_samples=sum(stack.ms > 0 for stack, _ in inside),
     )
-
-
-def _function(frame: StackFrame) -> Function:
-    return frame.file, frame.outer_function
 
 
 def _ms(group: Iterable[tuple[WeightedStack, int]]) -> float:
@@ -341,8 +346,7 @@ def sampled(
         is_loops = one.in_phase("backward", "optimizer")[one.is_judged]
         for stack, is_loop in zip(one.chosen(one.is_judged), is_loops, strict=True):
             if any(
-                (frame.file, frame.outer_function) == (file, function)
-                and (lines is None or frame.line in lines)
+                frame.function_id == (file, function) and (lines is None or frame.line in lines)
                 for frame in ([*filter(None, [innermost(stack.frames)])] if own else stack.frames)
             ):
                 if is_loop:

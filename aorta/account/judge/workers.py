@@ -53,12 +53,8 @@ class LoaderWork:
 
     def part_in(self, function: StackFrame) -> float:
         """Of what is fetched, that is in a function."""
-        at, total = (function.file, function.outer_function), sum(one.ms for one in self.stacks)
-        inside = [
-            one.ms
-            for one in self.stacks
-            if any((frame.file, frame.outer_function) == at for frame in one.frames)
-        ]
+        at, total = function.function_id, sum(one.ms for one in self.stacks)
+        inside = [one.ms for one in self.stacks if any(frame.function_id == at for frame in one.frames)]
         return sum(inside) / total
 
 
@@ -142,7 +138,7 @@ def _functions(stacks: list[WeightedStack], line: CodeLine | None) -> list[Stack
         for one, place in inside:
             if place < len(one.frames):
                 frame = one.frames[place]
-                groups[frame.file, frame.outer_function].append((one, place + 1))
+                groups[frame.function_id].append((one, place + 1))
         group = max(groups.values(), key=lambda some: sum(one.ms for one, _ in some), default=[])
         if not group or sum(one.ms for one, _ in group) < MOST * total:
             break
@@ -158,6 +154,6 @@ def _place(stack: WeightedStack, line: CodeLine | None) -> int | None:
         return 0
     for place in range(len(stack.frames) - 1, -1, -1):
         frame = stack.frames[place]
-        if (frame.file, frame.outer_function) == (line.file, line.function):
+        if frame.function_id == (line.file, line.function):
             return place + 1
     return None

@@ -241,8 +241,7 @@ def sends_own_data(waits: list[Waits], judged: Run) -> bool:
         stack
         for one in samples
         for stack in one.chosen(one.is_judged & one.leaf_is(lambda leaf: leaf.function in SENDS))
-        if (line := innermost(stack.frames)) is not None
-        and (line.file, line.outer_function) == (at.file, at.outer_function)
+        if (line := innermost(stack.frames)) is not None and line.function_id == at.function_id
     ]
     return num >= SEVERAL and len(sends) >= FEWEST
 
@@ -303,7 +302,7 @@ def beside_calls_ms(finding: CauseFinding, judged: Run) -> float:
     for stack in stacks:
         called = [*dropwhile(lambda frame: frame.file != "torch", stack.frames)]
         last = innermost(called)
-        is_there = last is not None and (last.file, last.outer_function) == at
+        is_there = last is not None and last.function_id == at
         if is_there and not _calls(stack, _op(finding)):
             found.append(stack.ms / len(samples))
     return sum(found) if len(found) >= FEWEST else 0.0
@@ -339,7 +338,7 @@ def _issues_most(found: CodeLine, rows: list[SiteRow], stacks: list[WeightedStac
     """Whether most is issued within the function that samples show: autograd's own threads are not sampled,
     so what a backward pass issues shows in none."""
     at = (found.file, found.function)
-    inside = [stack for stack in stacks if any((one.file, one.outer_function) == at for one in stack.frames)]
+    inside = [stack for stack in stacks if any(one.function_id == at for one in stack.frames)]
     weights = _weights(rows, kind)
     is_inside = [any(_is_in(stack, row) for stack in inside) for row in rows]
     issued = sum(weight for weight, is_one in zip(weights, is_inside, strict=True) if is_one)
@@ -372,7 +371,7 @@ def is_behind_backward(judged: Run, op: str) -> bool:
         for stack in one.chosen(one.is_judged)
         if _calls(stack, op)
         for frame in stack.frames
-        if (frame.file, frame.outer_function) == (at.file, at.outer_function)
+        if frame.function_id == at.function_id
     ]
     return len(lines) >= FEWEST and 2 * sum(line > at.line for line in lines) > len(lines)
 

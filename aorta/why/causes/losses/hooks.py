@@ -43,7 +43,6 @@ OF_COPIES = re.compile(
     rf"{REPLICATES.pattern}|_?broadcast_coalesced|scatter|DataParallel\.|(Scatter|Broadcast|Gather)\."
 )
 """Functions of torch's DataParallel that move tensors between devices; of the first alone it is known."""
-Function = tuple[str, str]
 
 
 def code_in_hooks(judged: Run, account: Account, losses: list[CauseFinding]) -> Iterator[CauseFinding]:
@@ -162,9 +161,9 @@ def _of_optimizers(samples: list[Samples]) -> _Hooks:
     """What a library calls of the program within an optimizer's step, of the function with most of it: not an
     optimizer of the program's own, nor what computes its loss, which backward passes are in as well."""
     in_passes = Seen.where(samples, lambda one: one.in_phase("forward", "backward"))
-    passes = in_passes.by(lambda path: None if (at := innermost(path)) is None else function_of(at))
+    passes = in_passes.by(lambda path: None if (at := innermost(path)) is None else at.function_id)
     found = Seen.where(samples, lambda one: one.in_phase("optimizer")).by(
-        lambda path: None if (at := _called_in_update(path)) is None else function_of(at)
+        lambda path: None if (at := _called_in_update(path)) is None else at.function_id
     )
     own = [seen for function, seen in found.items() if function not in passes]
     seen = max(own, key=lambda one: one.num, default=None)
@@ -182,7 +181,3 @@ def _called_in_update(path: list[StackFrame]) -> StackFrame | None:
     names = {frame.outer_function.rpartition(".")[2] for frame in called}
     is_loss = is_a_loss(path[-1]) or (TRAINS in names and is_of_torch(path[-1]))
     return called[0] if called and names.isdisjoint(OF_AN_OPTIMIZER) and not is_loss else None
-
-
-def function_of(frame: StackFrame) -> Function:
-    return frame.file, frame.outer_function

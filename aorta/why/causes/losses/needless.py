@@ -479,7 +479,7 @@ def _counted(judged: Run, account: Account, work: WorkOfStep) -> Iterator[CauseF
         """ms of samples in the function of a line, or in lines of it, and how many; none of a device."""
         if at is None or account.on_device:
             return 0.0, 0
-        samples = sampled(judged, at.file, at.outer_function, lines, own)
+        samples = sampled(judged, *at.function_id, lines, own)
         return sum(samples), len(samples)
 
     def finding(op: str, what: str, at: StackFrame | None, lost_ms: Floats, **facts: object) -> CauseFinding:
@@ -542,7 +542,7 @@ def _counted(judged: Run, account: Account, work: WorkOfStep) -> Iterator[CauseF
         if lines is not None and at is not None and account.share("launch") >= LARGE:
             # Its host, which bounds the step, is spared as much in each pass; in one it waits for solves.
             passes = 1 if found.facts.get("solves_ms") else 2
-            found.more_ms += passes * sampled_ms(judged, at.file, at.outer_function, lines)
+            found.more_ms += passes * sampled_ms(judged, *at.function_id, lines)
         row = next((row for row in work.lines if op == "unused" and row.at == at), None)
         seen_ms, num = seen(at, range(at.line, at.line + 1), own=True) if row is not None and at else (0.0, 0)
         if row is not None and row.flops and seen_ms:
@@ -712,7 +712,7 @@ def _by_function(lines: list[LineOfWork]) -> list[list[LineOfWork]]:
     """Those of each function together, the line with most bytes first."""
     found: dict[tuple[str, str], list[LineOfWork]] = {}
     for line in sorted(lines, key=lambda line: -line.handed_bytes):
-        found.setdefault((line.at.file, line.at.outer_function), []).append(line)
+        found.setdefault(line.at.function_id, []).append(line)
     return [*found.values()]
 
 

@@ -44,7 +44,7 @@ from aorta.account.model import Run
 from aorta.account.numbers import quantity
 from aorta.account.rows import of_the_others
 from aorta.records.schema import NO_CALL, NO_OPTIMIZER, HostKind
-from aorta.records.stacks import StackFrame
+from aorta.records.stacks import Function, StackFrame
 from aorta.why.causes.finding import WAIT, CauseFinding, Floats
 from aorta.why.causes.losses.host_needs import MOSTLY_IDLE
 from aorta.why.causes.losses.needless import CONVOLUTION
@@ -54,7 +54,6 @@ from aorta.why.causes.rules import faster_form, instead_of
 from aorta.why.causes.source import hands_numbers, source_of
 
 OWN = "the program's own code"
-Function = tuple[str, str]
 Group = tuple[str, str, int]
 """File, function, and in the loop itself the line; 0 elsewhere."""
 CPU_CELLS: tuple[str, ...] = ("compute", "core_taken", "blocked")
@@ -180,9 +179,7 @@ def program_code(
     # Without a module that is the model, what comes before a backward pass is; a loop has its own cause.
     is_loop = loop is not None and not loop.least_bytes and (loop.ms is not None or bool(loop.weights_bytes))
     only_behind = has_no_model or is_loop
-    called = {
-        frame for path in forward.paths for frame in path if (frame.file, frame.outer_function) in loops
-    }
+    called = {frame for path in forward.paths for frame in path if frame.function_id in loops}
     first = min((frame.line for frame in called), default=0)
     is_by_hand = loop is not None and loop.least_bytes > 0
     # What the program collects of garbage is its own cause.
@@ -450,7 +447,7 @@ def code_in_passes(judged: Run, account: Account, losses: list[CauseFinding]) ->
     # An operator that a sign calls has no frame: what samples show is either that or Python.
     operators = operators_of(judged)
     known = [at for one in losses if isinstance(at := one.facts.get("at"), StackFrame)]
-    told = {(at.file, at.outer_function) for at in known}
+    told = {at.function_id for at in known}
     has_anomaly = "anomaly" in program_of(judged.noted)[0]  # which has a cause of its own
     in_passes = Seen.where(samples, lambda one: one.in_phase("forward", "backward") & ~one.that("locked_out"))
     # A library's function that calls torch's, such as Trainer.train, has operators without a frame in others.
@@ -472,8 +469,8 @@ def code_in_passes(judged: Run, account: Account, losses: list[CauseFinding]) ->
             is_sign = leaf.is_program and (not operators or (leaf.file, leaf.line) in operators)
             # A tensor is made there of Python's values, which are made without letting go of the lock.
             at = at if leaf.function in OF_VALUES else None if is_sign else _python_at(path)
-        is_told = at is None or (at.file, at.outer_function) in told
-        return None if at is None or is_told else (at.file, at.outer_function, origin)
+        is_told = at is None or at.function_id in told
+        return None if at is None or is_told else (*at.function_id, origin)
 
     by_function = in_passes.by(function_of).items()
     most, seen = max(by_function, key=lambda entry: entry[1].num, default=(None, None))
@@ -698,8 +695,8 @@ def code_in_model(judged: Run) -> tuple[StackFrame, float] | None:
         for row in np.flatnonzero(is_own).tolist():
             frame = _computes_by_itself(one.path(row), operators)
             if frame is not None:
-                counts[frame.file, frame.outer_function] += 1
-                by_function[frame.file, frame.outer_function][frame] += float(one.ms[row]) / len(samples)
+                counts[frame.function_id] += 1
+                by_function[frame.function_id][frame] += float(one.ms[row]) / len(samples)
     largest = max(by_function, key=lambda key: sum(by_function[key].values()), default=None)
     if largest is None or counts[largest] < FEWEST:
         return None
@@ -740,7 +737,7 @@ def _loops(samples: Samples) -> Iterator[Function]:
     for node in set(samples.rows[which, 5].tolist()):
         own = [frame for frame in samples.stacks.path(node) if frame.is_program]
         if own:
-            yield own[-1].file, own[-1].outer_function
+            yield own[-1].function_id
 
 
 def _in_both(samples: list[Samples]) -> set[Line]:
@@ -794,13 +791,13 @@ def _group_of(
     leaf = path[-1]
     if not own or is_a_loss(leaf) or (leaf.file == "torch" and leaf.function in NOT_OWN):
         return None, None
-    inside = [place for place, frame in enumerate(own) if (frame.file, frame.outer_function) in loops]
+    inside = [place for place, frame in enumerate(own) if frame.function_id in loops]
     called = own[inside[-1] + 1 :] if inside else own
     if not with_model and any(_name(frame) == "forward" for frame in called):
         return None, None
     frame = own[inside[-1]] if inside else own[0]
-    line = (frame.file, frame.outer_function, frame.line) if inside else None
-    return line, (called[0].file, called[0].outer_function, 0) if called else line
+    line = (*frame.function_id, frame.line) if inside else None
+    return line, (*called[0].function_id, 0) if called else line
 
 
 def _are_most_in(steps: NDArray[np.bool_], samples: Samples, rows: list[int]) -> bool:
