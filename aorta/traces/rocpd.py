@@ -372,18 +372,17 @@ def _device(database: Database) -> str | None:
     for table in _tables(database, "rocpd_info_agent"):
         columns = [c for c in ("product_name", "name") if c in database.columns(table)]
         if columns and "type" in database.columns(table):
-            rows = database.rows(
-                f"SELECT coalesce({', '.join(columns)}, NULL) FROM {quoted(table)} WHERE type = 'GPU' LIMIT 1"
-            )
-            if rows and rows[0][0]:
-                return str(rows[0][0])
+            name = _first_text(database, table, f"coalesce({', '.join(columns)}, NULL)", "WHERE type = 'GPU'")
+            if name:
+                return name
     return None
 
 
 def _host(database: Database) -> str | None:
-    for table in _tables(database, "rocpd_info_node"):
-        if "hostname" in database.columns(table):
-            rows = database.rows(f"SELECT hostname FROM {quoted(table)} LIMIT 1")
-            if rows and rows[0][0]:
-                return str(rows[0][0])
-    return None
+    tables = [t for t in _tables(database, "rocpd_info_node") if "hostname" in database.columns(t)]
+    return next(filter(None, (_first_text(database, table, "hostname") for table in tables)), None)
+
+
+def _first_text(database: Database, table: str, column: str, where: str = "") -> str | None:
+    rows = database.rows(f"SELECT {column} FROM {quoted(table)} {where} LIMIT 1")
+    return str(rows[0][0]) if rows and rows[0][0] else None

@@ -78,6 +78,13 @@ class Draft:
         for arc in arcs:
             self.length_ns[arc] = length_ns
 
+    def take_out(self, node: int) -> None:
+        """Let device work take no time, nor what launching it costs the host."""
+        self.set_duration(node, 0.0)
+        for arc in self.incoming(2 * node, ArcKind.LAUNCH):
+            for host in self.host_arcs(self.graph.arcs.source[arc] // 2):
+                self.cut_to(host, 0.0)
+
     def host_arcs(self, node: int) -> list[int]:
         """The program before a host call, and the call itself."""
         return self.incoming(2 * node, ArcKind.HOST) + self.incoming(2 * node + 1, ArcKind.CALL)

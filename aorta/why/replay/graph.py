@@ -238,20 +238,20 @@ class StepGraph:
 
 def indexed_by_target(arcs: Arcs, num_points: int) -> tuple[list[int], list[int]]:
     """first_arc and arcs_by_target of a TraceGraph."""
-    target = np.array(arcs.target, dtype=np.int64)
-    order = np.argsort(target, kind="stable")
+    return _grouped(arcs.target, num_points)
+
+
+def _grouped(points: Sequence[int], num_points: int) -> tuple[list[int], list[int]]:
+    """Arcs by their point, and where in that list those of each point begin."""
+    point = np.array(points, dtype=np.int64)
     first = np.zeros(num_points + 1, dtype=np.int64)
-    np.cumsum(np.bincount(target, minlength=num_points), out=first[1:])
-    return first.tolist(), order.tolist()
+    np.cumsum(np.bincount(point, minlength=num_points), out=first[1:])
+    return first.tolist(), np.argsort(point, kind="stable").tolist()
 
 
 def topological(arcs: Arcs, num_points: int) -> list[int] | None:
     """Points in an order in which every arc goes forward; None where arcs form a circle."""
-    source = np.array(arcs.source, dtype=np.int64)
-    by_source = np.argsort(source, kind="stable").tolist()
-    first = np.zeros(num_points + 1, dtype=np.int64)
-    np.cumsum(np.bincount(source, minlength=num_points), out=first[1:])
-    starts = first.tolist()
+    starts, by_source = _grouped(arcs.source, num_points)
     num_before = np.bincount(np.array(arcs.target, dtype=np.int64), minlength=num_points).tolist()
     ready = [point for point in range(num_points) if num_before[point] == 0]
     order: list[int] = []

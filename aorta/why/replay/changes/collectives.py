@@ -232,10 +232,7 @@ def _drop_copies(draft: Draft, dropped: set[tuple[int, str]]) -> None:
     for key in dropped:
         rows = sorted(nodes_of_unit.get(key, ()), key=lambda node: nodes.start_ns[node])
         for node in rows[len(rows) // 2 :]:
-            draft.set_duration(node, 0.0)
-            for arc in draft.incoming(2 * node, ArcKind.LAUNCH):
-                for host in draft.host_arcs(draft.graph.arcs.source[arc] // 2):
-                    draft.cut_to(host, 0.0)
+            draft.take_out(node)
 
 
 @form(

@@ -121,18 +121,10 @@ def _lengthen(draft: Draft, end: StepEnd, work: int | None, longer_ns: float) ->
 def _drop_reductions(draft: Draft) -> None:
     """Takes out the collectives that reduce gradients, and what launching them costs the host. The copies
     stay: gradients that are not reduced are added up."""
-    arcs = draft.graph.arcs
-    dropped = [
-        collective
-        for collective in draft.collectives(frozenset(("all_reduce", "reduce_scatter")))
-        if (collective.size_bytes or 0) > SMALL_BYTES
-    ]
-    for collective in dropped:
-        for node in collective.members:
-            draft.set_duration(node, 0.0)
-            for arc in draft.incoming(2 * node, ArcKind.LAUNCH):
-                for host in draft.host_arcs(arcs.source[arc] // 2):
-                    draft.cut_to(host, 0.0)
+    for collective in draft.collectives(frozenset(("all_reduce", "reduce_scatter"))):
+        if (collective.size_bytes or 0) > SMALL_BYTES:
+            for node in collective.members:
+                draft.take_out(node)
 
 
 def _add_up_gradients(draft: Draft) -> None:
