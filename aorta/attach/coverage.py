@@ -18,7 +18,7 @@ from aorta.records.launches import read_notes
 from aorta.records.reader import read_run
 from aorta.records.run_identity import launch_of
 from aorta.records.schema import Ending, RunRecord
-from aorta.records.state import read_states
+from aorta.records.state import read_states, states_of
 from aorta.records.writer import move_aside
 from aorta.timeline.collective import POINT_TO_POINT
 
@@ -129,11 +129,7 @@ def _ending(run: RunRecord, folder: Path) -> Ending | None:
     if run.run_id is None or not run.attempts:
         return None
     last = run.attempts[-1]
-    states = [
-        state
-        for state in read_states(folder).values()
-        if (state.process.run_id, state.process.attempt) == (run.run_id, last.attempt)
-    ]
+    states = states_of(folder, run.run_id, last.attempt)
     return attempt_ending(states, last.world_size, is_over=True, notes=read_notes(folder))
 
 

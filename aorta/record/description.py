@@ -14,7 +14,7 @@ import msgspec
 from aorta.device.environment import collect_devices, collect_environment, collect_versions, user_variables
 from aorta.errors import AortaError, not_installed
 from aorta.record.journal import Journal
-from aorta.record.run_folder import Claim, states_of, with_ending
+from aorta.record.run_folder import Claim, with_ending
 from aorta.record.settings import RecorderSettings
 from aorta.record.sources import Sources
 from aorta.records.schema import (
@@ -27,6 +27,7 @@ from aorta.records.schema import (
     WorkOfStep,
 )
 from aorta.records.secrets import redacted_command, redacted_settings
+from aorta.records.state import states_of
 from aorta.timeline.collective import POINT_TO_POINT
 
 OTHERS_END_S = 2.0

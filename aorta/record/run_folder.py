@@ -55,6 +55,7 @@ from aorta.records.state import (
     kept_saves,
     last_step,
     read_states,
+    states_of,
 )
 from aorta.records.writer import LineWriter, move_aside, wait_until_closed
 from aorta.steps.unwritten import unwritten_steps
@@ -283,15 +284,6 @@ def _writes_of(path: Path, run_id: str) -> bool:
         return not line or msgspec.json.decode(line, type=_LineOfRun).run_id == run_id
     except (OSError, *NOT_JSON):
         return False
-
-
-def states_of(folder: Path, run_id: str, attempt: int) -> list[RankState]:
-    """Read the states that the ranks of one attempt wrote."""
-    return [
-        state
-        for state in read_states(folder).values()
-        if (state.process.run_id, state.process.attempt) == (run_id, attempt)
-    ]
 
 
 def with_ending(

@@ -269,6 +269,15 @@ def read_states(folder: Path | str) -> dict[int, RankState]:
     return states
 
 
+def states_of(folder: Path, run_id: str, attempt: int) -> list[RankState]:
+    """Read the states that the ranks of one attempt wrote."""
+    return [
+        state
+        for state in read_states(folder).values()
+        if (state.process.run_id, state.process.attempt) == (run_id, attempt)
+    ]
+
+
 def read_state(path: Path) -> RankState | None:
     """A rank's state; None where it cannot be read."""
     for _ in range(3):  # it may be half written at this moment
