@@ -74,7 +74,7 @@ def count_of(
 
     taken: by place among its outputs, the part of the entries that the loss takes. parts_counted: as of
     NeedlessOperators. is_cached: within parametrize.cached(). until_s: by thread_time, when to give up."""
-    constant = [*constant]
+    constant = [one for one in constant if not _is_sparse(one)]
     for one in (*constant, *tree_leaves((args, named))):  # what fills up in later steps is none
         with suppress(Exception):  # of torch.func, whose count is none any more
             one.part_full = float(one.num_full) / one.numel() or 1.0  # nothing but zeros: not filled yet
@@ -206,6 +206,14 @@ class _Again:
                 self.num_operators += self._watched.num_operators - self._operators_before
 
 
+OF_SPARSE = ("mm", "addmm", "_sparse_addmm", "_sparse_mm", "spmm")
+"""Operators that multiply a sparse matrix with a dense one."""
+
+
+def _is_sparse(one: torch.Tensor) -> bool:
+    return one.layout is not torch.strided
+
+
 class _Watched(TorchDispatchMode):
     """Refuses what must not run, or would not be counted; routes tokens to experts evenly."""
 
@@ -214,6 +222,8 @@ class _Watched(TorchDispatchMode):
         self.needless, self._by_line, self._until_s = needless, by_line, until_s
         self._without_data = WithoutData(needless.stands_for)
         self._num_experts = 0
+        self._of_sparse: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+        """By id of a sparse matrix, which is held so that no other one gets its id."""
         self._of_all: dict[int, torch.Tensor] = {}
         """By id, sums, and answers to whether all of a mask holds, or its sum is a number. The model is told
         that it does not: a mask that fills no row up is left out, and FLOPs stay the same."""
@@ -240,7 +250,8 @@ class _Watched(TorchDispatchMode):
         if "c10d" in space:
             raise NotCountedError("the model communicates in its forward pass")
         kwargs = kwargs or {}
-        if "device" in kwargs or not all(one.is_meta for one in given):
+        is_sparse = name in OF_SPARSE and any(map(_is_sparse, given))
+        if not is_sparse and ("device" in kwargs or not all(one.is_meta for one in given)):
             args, kwargs = self._without_data(args, kwargs)
             given = tensors_in((args, kwargs))
         formula = _grouped_mm if name == "_grouped_mm" else flop_registry.get(packet)
@@ -254,6 +265,8 @@ class _Watched(TorchDispatchMode):
             if id(args[0]) in self._of_all and args[0].dtype == torch.bool:
                 return False
             raise NotCountedError("the forward pass reads values of tensors on the host")
+        if is_sparse:  # that the program holds, with data
+            return self._sparse_product(func, args, given)
         result = self._results.of(func, args, kwargs, given)
         if name in ("all", "sum") or (name == "eq" and id(args[0]) in self._of_all):
             self._of_all[id(result)] = result
@@ -279,6 +292,26 @@ class _Watched(TorchDispatchMode):
             part_masked = self.needless.part_masked(name, given, result)
             self._by_line.see(func, given, made, (flops, num_bytes), part_masked)
         return result
+
+    def _sparse_product(self, func: Any, args: Any, given: list[torch.Tensor]) -> torch.Tensor:
+        """Of a sparse matrix and a dense one: each entry is multiplied with a row."""
+        left, right = given[-2:]
+        made = torch.empty((left.shape[0], right.shape[1]), dtype=left.dtype, device="meta")
+        dense = [self._entries_of(one) if _is_sparse(one) else one for one in given]
+        flops = sum(2 * one._nnz() for one in given if _is_sparse(one)) * made.shape[1]
+        self.flops, self.num_operators = self.flops + flops, self.num_operators + 1
+        if self.is_backward:
+            self.needless.see_bytes(dense, made, 0, flops)
+            self._by_line.see_backward(flops, 0)
+        else:
+            self.needless.see(func, args, dense, made, (flops, 0), line_of_caller)
+            self._by_line.see(func, dense, [made], (flops, 0), 0.0)
+        return made
+
+    def _entries_of(self, one: torch.Tensor) -> torch.Tensor:
+        """Of a sparse matrix, the same each time."""
+        made = self._of_sparse.get(id(one)) or (one, torch.empty((one._nnz(), 1), device="meta"))
+        return self._of_sparse.setdefault(id(one), made)[1]
 
     @property
     def num_bytes(self) -> int:

@@ -715,6 +715,7 @@ class _Same:
 
     def __init__(self, leaf: Any = None) -> None:
         is_tensor = isinstance(leaf, torch.Tensor) and not leaf.is_inference()
+        is_tensor = is_tensor and leaf.layout == torch.strided  # a sparse one has values of its own
         self.number = id(leaf) if is_tensor else 0
         self._ref: Callable[[], Any] = ref(leaf) if is_tensor else lambda: None
         self._version = leaf._version if is_tensor else 0

@@ -124,7 +124,8 @@ def _copied_tensor(tensor: torch.Tensor | None, known: dict[int, Any]) -> torch.
     if tensor is None:
         return None
     if id(tensor) not in known:
-        _refuse_sparse(tensor)
+        if _is_sparse(tensor):
+            return tensor
         made = torch.empty(tensor.shape, dtype=tensor.dtype, device="meta")  # of a DTensor: the whole one
         if isinstance(tensor, torch.nn.Parameter):
             made = torch.nn.Parameter(made, requires_grad=tensor.requires_grad)
@@ -138,7 +139,8 @@ def _copied_tensor(tensor: torch.Tensor | None, known: dict[int, Any]) -> torch.
 
 def without_data(tensor: torch.Tensor) -> torch.Tensor:
     """What a module was called with: shape and type. A gradient goes on where one would."""
-    _refuse_sparse(tensor)
+    if _is_sparse(tensor):
+        return tensor
     made = torch.empty(tensor.shape, dtype=tensor.dtype, device="meta")
     _note_zeros(tensor, made)
     return made.requires_grad_(tensor.requires_grad)
@@ -155,9 +157,12 @@ def _note_zeros(tensor: torch.Tensor, made: Any) -> None:
         made.num_full = torch.count_nonzero(tensor)
 
 
-def _refuse_sparse(tensor: torch.Tensor) -> None:
-    if tensor.layout != torch.strided:
-        raise NotCountedError("a tensor of the model is sparse: its shape does not tell the FLOPs")
+def _is_sparse(tensor: torch.Tensor) -> bool:
+    """Such a matrix stays as it is: its shape does not tell the FLOPs of products with it. What its gradient
+    takes is not known."""
+    if tensor.layout != torch.strided and tensor.requires_grad:
+        raise NotCountedError("a tensor of the model is sparse and trains: its shape does not tell the FLOPs")
+    return tensor.layout != torch.strided
 
 
 def form_of(copy: Module) -> Any:

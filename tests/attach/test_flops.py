@@ -212,7 +212,7 @@ class UsesAnother(nn.Linear):
 class TakesSparse(nn.Linear):
     def __init__(self, *sizes):
         super().__init__(*sizes)
-        self.register_buffer("adjacency", torch.eye(2).to_sparse())
+        self.adjacency = nn.Parameter(torch.eye(2).to_sparse())
 
     def forward(self, x):
         return torch.sparse.mm(self.adjacency, super().forward(x))
@@ -238,7 +238,7 @@ class KnowsShapes(nn.Linear):
             ReadsValues(4, 4),
             "the forward pass reads values of tensors on the host (at ReadsValues.forward(), ",
         ),
-        (TakesSparse(4, 4), "a tensor of the model is sparse"),
+        (TakesSparse(4, 4), "a tensor of the model is sparse and trains"),
         (UsesAnother(4, 4), "the forward pass uses parameters that its module does not hold"),
         (Communicates(4, 4), "the model communicates in its forward pass"),
         (KnowsShapes(4, 4), "the model does not run without data: ValueError (at KnowsShapes.forward(), "),
@@ -1629,6 +1629,37 @@ def test_convolutions_that_are_made_of_columns(form):
     assert work.unfolded == 2 * 2 * B * 4 * 27 * 64
     assert work.unfolded_bytes >= 2 * 4 * B * (27 + 3) * 64
     assert work.unfolded_at.function == "Unfolded.forward"
+
+
+class OverEdges(nn.Module):
+    """Rows of a table, of which each is the sum of its neighbours' rows, twice."""
+
+    def __init__(self, graphs, form):
+        super().__init__()
+        self.form, self.table = form, nn.Embedding(S, D)
+        self.register_buffer("first", graphs[0])
+        self.graphs = [self.first, graphs[1]]
+
+    def spread(self, graph):
+        return torch.sparse.mm(graph, torch.sparse.mm(graph, self.table.weight))
+
+    def forward(self, users, items):
+        first = self.spread(self.graphs[0])
+        second = first if self.form == "once" else self.spread(self.graphs[self.form == "of two graphs"])
+        return (first[users] * second[items]).sum(1)
+
+
+@pytest.mark.parametrize("layout", [torch.sparse_coo, torch.sparse_csr])
+@pytest.mark.parametrize("form", ["once", "twice", "of two graphs"])
+def test_products_of_sparse_matrices_that_the_program_holds(form, layout):
+    """Each entry is multiplied with a row, forward and backward."""
+    graphs = [(torch.rand(S, S) < 0.2).float().to_sparse(layout=layout) for _ in range(2)]
+    model, ids = OverEdges(graphs, form), torch.randint(S, (2, B))
+    work = worked(model, torch.optim.SGD(model.parameters(), 0.1), lambda: model(*ids.clone()).sum())
+    of_graph = [2 * 2 * 2 * D * graph._nnz() for graph in graphs]
+    called = {"once": of_graph[:1], "twice": 2 * of_graph[:1], "of two graphs": of_graph}[form]
+    assert work.flops == sum(called)
+    assert work.repeated == (of_graph[0] if form == "twice" else 0)
 
 
 class Chosen(nn.Module):
