@@ -105,7 +105,8 @@ def largest_text(judged: Run) -> str:
     is_collecting = collecting_ms > MOST * row.ms
     is_model = row.phase != "forward" or not (is_collecting or _is_mostly_own(judged))
     title = row.title if is_model else BEFORE
-    place = ", most of it Python's garbage collections" if is_collecting else row.place
+    is_unseen = is_collecting and (row.phase == "forward" or not row.place)
+    place = ", most of it Python's garbage collections" if is_unseen else row.place
     return f"The largest phase is {title}: {of_step} ({steps}){place}."
 
 
