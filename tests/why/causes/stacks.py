@@ -65,6 +65,9 @@ FRAMES = {
     "sends": StackFrame("lightning", 0, "move_data_to_device.<locals>.batch_to", is_program=False),
     "kept": StackFrame("python", 0, "FrameSummary.__init__", is_program=False),
     "sent": StackFrame("", 0, "Tensor.to", is_program=False),
+    "sends_buffers": StackFrame(
+        "torch", 0, "DistributedDataParallel._distributed_broadcast_coalesced", is_program=False
+    ),
     "of_fit": StackFrame("torch", 0, "Tensor.backward", is_program=False),
 }
 NAMES = [*FRAMES]

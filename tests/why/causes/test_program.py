@@ -291,6 +291,33 @@ def test_buffers_are_named_apart_from_gradients_and_from_a_smaller_share_on(tmp_
     assert cause.ms == pytest.approx(4.0, rel=0.05)
 
 
+@pytest.mark.parametrize(
+    ("frame", "copied_ms", "told_ms"),
+    [
+        pytest.param("sends_buffers", 6.0, 10.0, id="ddp-s-function"),
+        pytest.param("sends_buffers", 0.0, 4.0, id="no-more-than-the-transfer"),
+        pytest.param("backward", 6.0, 4.0, id="of-another-function"),
+    ],
+)
+def test_copies_of_buffers_beside_their_broadcast_are_of_its_loss(tmp_path, frame, copied_ms, told_ms):
+    """4 of 40 ms are exposed; samples show what ranks do in the function that copies and broadcasts them."""
+
+    def make(rank, step, noise):
+        return Host().work(33.0 * noise.gauss(1, 0.01)).comm(4.0, op="broadcast").comm(3.0)
+
+    place = {"file": "/job/train.py", "line": 12, "function": "train", "num_calls": 24, "bytes": 9}
+    site = CallSite(**place, op="broadcast", moves="buffers")
+    folder = run_of(tmp_path / "run", make)
+    for rank in (0, 1):
+        waits = ("sends_buffers", "communication", "sleeps", 4.0)
+        others = ("model", "forward", "runs", 36.0 - copied_ms)
+        write_stacks(folder, rank, waits, (frame, "forward", "runs", copied_ms), others)
+    judged = judge(load_run(folder, "run"), 1)
+    run = msgspec.structs.replace(judged, sites=lambda rank: CallSites(num_steps=24, sites=[site]))
+    (cause, *_) = [one for one in causes(run) if one.kind == "transfer"]
+    assert cause.ms == pytest.approx(told_ms, rel=0.05)
+
+
 def test_barriers_are_named_apart_from_gradients(tmp_path):
     """3 of 45 ms, on a CPU."""
 

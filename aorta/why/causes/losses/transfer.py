@@ -15,6 +15,7 @@ import numpy as np
 from aorta.account.cause import MENDED_ERROR
 from aorta.account.judge.cells import Exposed, Host
 from aorta.account.judge.sites import gathers_parameters, sites_of
+from aorta.account.judge.stacks import samples_of_ranks, timed_samples_of
 from aorta.account.load.measures import noted_modes, noted_program
 from aorta.account.metrics import of_operation, operations
 from aorta.account.model import Run
@@ -26,9 +27,10 @@ from aorta.timeline.intervals import Intervals, intersect, length_ms, subtract, 
 from aorta.timeline.matching import UNKNOWN_OP
 from aorta.timeline.types import TRACE_SOURCES
 from aorta.why.causes.code_lines import beside_calls_ms, is_behind_backward
-from aorta.why.causes.finding import WAIT, CauseFinding, Floats
+from aorta.why.causes.finding import OF_SAMPLES, WAIT, CauseFinding, Floats
 from aorta.why.causes.losses.host_needs import MOSTLY_IDLE
 from aorta.why.causes.losses.parts import CPU_BYTES_PER_S, Parts
+from aorta.why.causes.losses.seen import Seen
 from aorta.why.causes.losses.units import (
     BUCKET_ERROR,
     BUCKET_KERNELS,
@@ -50,6 +52,11 @@ from aorta.why.causes.program import (
 )
 
 MOVING: dict[tuple[str, ...], float] = {("transfer", "communication"): 1.0}
+BESIDE = ("compute", "hidden", "core_taken", "blocked")
+"""Where copies beside a transfer are on a CPU."""
+SENDS_BUFFERS = "_distributed_broadcast_coalesced"
+FEWEST = 3
+"""Samples of a rank that tell what it takes."""
 DETAILED_STEPS = 24
 SMALL_BYTES = 1 << 20
 """A call below it may be bound by latency."""
@@ -205,11 +212,34 @@ def transfer(judged: Run, parts: Parts, exposed: Exposed, details: Exposure | No
     for op in sorted(needless, key=lambda op: op == "all_reduce"):
         ms = np.minimum(shares.pop(op) * transfer_ms, left)
         left = left - ms
-        yield CauseFinding("transfer", ms, MOVING, facts=_facts_of(judged, parts, exposed, details, op))
+        finding = CauseFinding("transfer", ms, MOVING, facts=_facts_of(judged, parts, exposed, details, op))
+        if finding.facts["moves"] == "buffers" and judged.source == "host":
+            _add_copies_of_buffers(finding, judged, parts)
+        yield finding
     if shares:
         yield CauseFinding(
             "transfer", left, MOVING, facts=_facts_of(judged, parts, exposed, details, *shares)
         )
+
+
+def _add_copies_of_buffers(finding: CauseFinding, judged: Run, parts: Parts) -> None:
+    """What samples show beyond it of DDP's function that broadcasts buffers on a CPU: it copies them into one
+    tensor and back, and gloo's threads have the cores meanwhile."""
+    samples = samples_of_ranks(judged.whole or judged, timed_samples_of)
+    seen = Seen.where(samples, lambda one: one.that_call(SENDS_BUFFERS))
+    if not samples or seen.fewest < FEWEST:
+        return
+    ms, num = seen.common_ms(judged.whole or judged, parts.account)
+    exposed_ms = judged.mean_of(of_operation("exposed_ms", str(finding.facts["op"]))) or 0.0
+    exposed_ms *= parts.account.mean_step_ms / parts.account.recorded_ms
+    # Ranks wait for each other at the next collective then.
+    own_ms = float(ms.mean()) - max(exposed_ms - finding.mean_ms, 0.0)
+    if own_ms > finding.mean_ms > 0:
+        moved = finding.mean_ms / own_ms
+        finding.ms = ms * (own_ms / float(ms.mean()))
+        finding.size_error = (1 - moved) * OF_SAMPLES / math.sqrt(num)  # of what samples add
+        finding.takes = {**{cells: moved for cells in MOVING}, BESIDE: 1 - moved}
+        finding.facts["in_call_ms"] = own_ms
 
 
 def _facts_of(

@@ -1,6 +1,6 @@
 """
 cause: transfer
-told: DistributedDataParallel\(broadcast_buffers=False\) at buffers.py:\d+
+told: DistributedDataParallel\((broadcast|forward_sync)_buffers=False\) at buffers.py:\d+
 ranks: 2
 """
 
