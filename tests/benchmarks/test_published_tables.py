@@ -9,11 +9,10 @@ import pytest
 
 from aorta.errors import ConfigError
 from aorta.hardware.part import load_hardware
-from aorta.projection.cli import main
 from aorta.projection.memory import memory
 from aorta.projection.model import load_model
-from aorta.projection.options import read
 from tests.larger_data import FOLDER, needs_data
+from tests.projection.asked import flags
 
 sys.path.append(str(Path(__file__).resolve().parents[2] / "benchmarks"))
 
@@ -28,13 +27,6 @@ from projection.published import (
     task_kind,
     whole_number,
 )
-
-
-def flags(*arguments):
-    """What the command line reads from options."""
-    command = main.commands["memory"]
-    context = command.make_context("memory", [str(argument) for argument in arguments])
-    return read(context.params)
 
 
 @pytest.mark.parametrize(

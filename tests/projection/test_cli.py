@@ -5,23 +5,12 @@ import sys
 import time
 
 import pytest
-from click.testing import CliRunner
 
-from aorta.projection.cli import main
 from aorta.projection.memory import memory
 from aorta.projection.prices import Pricer
+from tests.projection.asked import answer, run
 
 SMALL = ["--model", "llama3-8b", "--gpu-arch", "h200", "--global-batch-size", "16"]
-
-
-def run(*arguments):
-    return CliRunner().invoke(main, [str(argument) for argument in arguments])
-
-
-def answer(*arguments):
-    result = run(*arguments, "--json")
-    assert result.exit_code == 0, result.output
-    return json.loads(result.stdout)
 
 
 def test_performance_gives_step_throughput_interval_and_breakdown():

@@ -8,7 +8,6 @@ from aorta.hardware.part import load_hardware
 from aorta.projection.cli import main
 from aorta.projection.memory import memory
 from aorta.projection.model import load_model
-from aorta.projection.options import read
 from aorta.projection.software import (
     job_facts,
     load_stack,
@@ -17,13 +16,7 @@ from aorta.projection.software import (
     settings_of,
     stacks,
 )
-
-
-def flags(*arguments):
-    """What the command line reads from options."""
-    command = main.commands["memory"]
-    context = command.make_context("memory", [str(argument) for argument in arguments])
-    return read(context.params)
+from tests.projection.asked import flags
 
 
 @pytest.mark.parametrize("name", [name for name in stacks() if name != "any"])

@@ -2,27 +2,16 @@ import json
 
 import msgspec
 import pytest
-from click.testing import CliRunner
 
 from aorta.hardware.names import hardware_names
 from aorta.hardware.part import Hardware, load_hardware
-from aorta.projection.cli import main
 from aorta.projection.model import load_model
 from aorta.projection.plan import Plan
 from aorta.projection.prices import factors_of
 from aorta.projection.whatif import Job, changed, sweep_values
+from tests.projection.asked import answer, run
 
 SMALL = ["--model", "llama3-8b", "--gpu-arch", "h100", "--nodes", "2", "--global-batch-size", "32"]
-
-
-def run(*arguments):
-    return CliRunner().invoke(main, [str(argument) for argument in arguments])
-
-
-def answer(*arguments):
-    result = run(*arguments, "--json")
-    assert result.exit_code == 0, result.output
-    return json.loads(result.stdout)
 
 
 def job(gpu="h100", **plan):

@@ -113,6 +113,17 @@ def plain(noise, compute=30.0, comm=2.0):
     return Host().work(compute * noise.gauss(1, 0.01)).comm(comm)
 
 
+def slow_loader(rank, step, noise):
+    return Host().work(9.0, "data").work(30.0 * noise.gauss(1, 0.01)).comm(2.0)
+
+
+def many_small(rank, step, noise):
+    host = Host().work(10.0 * noise.gauss(1, 0.01))
+    for _ in range(12):
+        host.comm(1.5, size=1 << 12)
+    return host
+
+
 def waited(late_ms, rank, step, noise, late_rank=1, **work):
     """The late rank works longer by late_ms; the other one waits for it in the collective."""
     if rank == late_rank:

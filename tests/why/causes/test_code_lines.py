@@ -28,7 +28,7 @@ from aorta.why.causes.rank import found_causes
 from aorta.why.causes.text import causes_text, nothing_text
 from tests.account.judge.sampled_runs import MAIN, sampled, sampled_dataset
 from tests.records.run_folders import run_record
-from tests.why.causes.runs import GPU_RUN, STEPS, Host, causes, plain, run_of, waited
+from tests.why.causes.runs import GPU_RUN, STEPS, Host, causes, many_small, plain, run_of, slow_loader, waited
 from tests.why.causes.stacks import COMMON, FRAMES, TRAIN, write_stacks
 
 
@@ -179,9 +179,6 @@ def test_what_a_rank_alone_is_in_in_every_fourth_step_is_told_once_and_with_its_
 
 
 def test_data_loading_is_named_with_the_line_that_loads(tmp_path):
-    def slow_loader(rank, step, noise):
-        return Host().work(9.0, "data").work(30.0 * noise.gauss(1, 0.01)).comm(2.0)
-
     folder = run_of(tmp_path, slow_loader)
     for rank in (0, 1):
         write_stacks(folder, rank, COMMON, ("getitem", "data", "runs", 9.0))
@@ -197,9 +194,6 @@ def test_data_loading_is_named_with_the_line_that_loads(tmp_path):
     ],
 )
 def test_a_line_that_the_samples_do_not_show_is_not_named(tmp_path, samples):
-    def slow_loader(rank, step, noise):
-        return Host().work(9.0, "data").work(30.0 * noise.gauss(1, 0.01)).comm(2.0)
-
     folder = run_of(tmp_path, slow_loader)
     for rank in (0, 1):
         write_stacks(folder, rank, *samples)
@@ -651,12 +645,6 @@ def test_a_rank_with_fewer_samples_by_chance_has_as_much_of_it(tmp_path, backwar
 )
 def test_small_messages_are_named_with_the_line_that_issues_them(tmp_path, line, moves, sampled, remedy):
     """Samples show another line, of broadcasts; on a device there would be none."""
-
-    def many_small(rank, step, noise):
-        host = Host().work(10.0 * noise.gauss(1, 0.01))
-        for _ in range(12):
-            host.comm(1.5, size=1 << 12)
-        return host
 
     folder = run_of(tmp_path, many_small)
     for rank in (0, 1):

@@ -23,7 +23,7 @@ from aorta.why.causes.rank import found_causes
 from aorta.why.causes.rules import rules
 from aorta.why.causes.text import filled
 from tests.larger_data import FOLDER, needs_data
-from tests.why.causes.runs import Host, run_of
+from tests.why.causes.runs import Host, run_of, slow_loader
 from tests.why.causes.statements import disagreements, outputs
 
 DATA = Path(__file__).parents[2] / "data"
@@ -88,10 +88,6 @@ def test_cells_that_cannot_be_those_of_a_step_are_found(cells, wrong):
 
 
 # ---- a contradiction while a report is made ------------------------------------------------------
-
-
-def slow_loader(rank, step, noise):
-    return Host().work(9.0, "data").work(30.0 * noise.gauss(1, 0.01)).comm(2.0)
 
 
 def test_a_cause_that_contradicts_its_account_is_not_named(tmp_path, monkeypatch):

@@ -24,7 +24,7 @@ from aorta.why.causes.rank import found_causes
 from aorta.why.causes.rules import rules
 from aorta.why.causes.text import nothing_text
 from tests.records.run_folders import run_record
-from tests.why.causes.runs import GPU_RUN, MIB, Host, causes, plain, run_of, sampled, waited
+from tests.why.causes.runs import GPU_RUN, MIB, Host, causes, plain, run_of, sampled, slow_loader, waited
 from tests.why.causes.stacks import COMMON, TRAIN, write_stacks
 
 
@@ -38,10 +38,6 @@ def late(rank, step, noise):
 
 def slow_loader_of_one(rank, step, noise):
     return waited(8.0, rank, step, noise, kind="data")
-
-
-def slow_loader(rank, step, noise):
-    return Host().work(9.0, "data").work(30.0 * noise.gauss(1, 0.01)).comm(2.0)
 
 
 def loader_behind_the_body(rank, step, noise):

@@ -27,7 +27,7 @@ from aorta.why.causes.rank import found_causes
 from aorta.why.causes.rules import rules
 from aorta.why.causes.text import notes, nothing_text
 from tests.records.run_folders import run_record
-from tests.why.causes.runs import MIB, Host, causes, run_of
+from tests.why.causes.runs import MIB, Host, causes, run_of, slow_loader
 from tests.why.causes.stacks import COMMON, write_stacks
 
 LOADER = {"num_workers": 0, "num_batches": 99, "num_epochs": 1, "site": "train.py:41"}
@@ -53,10 +53,6 @@ def run_with(**program):
 
 def advice(folder, make, **program):
     return causes(judge(load_run(run_of(folder, make, run_with(**program)), "run")))[0].change
-
-
-def slow_loader(rank, step, noise):
-    return Host().work(9.0, "data").work(30.0 * noise.gauss(1, 0.01)).comm(2.0)
 
 
 def slow_epochs(rank, step, noise):

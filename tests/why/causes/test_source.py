@@ -23,7 +23,7 @@ from aorta.why.causes.source import (
     pieces_of,
     source_of,
 )
-from tests.why.causes.runs import Host, causes, run_of, waited
+from tests.why.causes.runs import causes, many_small, run_of, waited
 from tests.why.causes.stacks import COMMON, TRAIN, write_stacks
 
 BEGAN_NS = 10**18
@@ -274,12 +274,6 @@ def told(folder):
 
 def test_the_line_to_change_comes_before_the_one_that_runs(tmp_path, monkeypatch):
     """Layers of SyncBatchNorm send in line 20 of a program that makes them in line 37 of another file."""
-
-    def many_small(rank, step, noise):
-        host = Host().work(10.0 * noise.gauss(1, 0.01))
-        for _ in range(12):
-            host.comm(1.5, size=1 << 12)
-        return host
 
     (tmp_path / "run").mkdir()
     folder = run_of(tmp_path / "run", many_small)

@@ -13,7 +13,7 @@ from aorta.records.seal import encoded, sealed
 from aorta.records.stacks import DOING, StackFrame
 from aorta.records.workers import AWAITED, EVALUATES, NOT_AWAITED, WORKER_STATES, WorkerChunk, WorkerSample
 from tests.records.run_folders import run_record
-from tests.why.causes.runs import Host, causes, run_of
+from tests.why.causes.runs import Host, causes, run_of, slow_loader
 from tests.why.causes.stacks import COMMON, write_stacks
 
 GET = StackFrame("/data/rows.py", 31, "Rows.__getitem__", True)
@@ -23,10 +23,6 @@ WALK = StackFrame("graphs", 0, "Walk.forward", False)
 PRODUCT = StackFrame("torch", 0, "spmm", False)
 LOAD = StackFrame("numpy", 0, "load", False)
 LOADER = {"num_batches": 99, "num_epochs": 1, "site": "train.py:41", "dataset": "Rows"}
-
-
-def slow_loader(rank, step, noise):
-    return Host().work(9.0, "data").work(30.0 * noise.gauss(1, 0.01)).comm(2.0)
 
 
 def write_workers(folder, *samples, num_workers=6, rank=0, draws=False, dataset="Rows", iterator=1):
