@@ -308,11 +308,6 @@ def sourced_values(
 
 
 def _number(value: Any, key: str, path: str) -> float:
-    if isinstance(value, str):
-        try:
-            return float(value)  # YAML 1.1 reads 1e9 as text
-        except ValueError:
-            raise ProjectionError(f"{path}: {key} must be a number, got {value!r}") from None
     if isinstance(value, bool) or not isinstance(value, int | float) or value <= 0:
         raise ProjectionError(f"{path}: {key} must be a number above 0, got {value!r}")
     return value
