@@ -50,6 +50,8 @@ class LockWatch:
         """Their CPU time as a sleep began."""
         self._last_ns = 0
         """When the last one did."""
+        self.late_ns = 0
+        """How much later than meant the last sleep ended, waits for a core left out."""
         self._began_ns = self._delayed_ns = self._slept_ns = 0
         self._since_ns = self._used_ns = self._ran_ns = 0
         """When all were looked at last, how long the one that trains had run or waited for a core, and how
@@ -83,21 +85,21 @@ class LockWatch:
         ran_ns, length_ns = sum(before) - sum(self._before), now_ns - self._last_ns
         self.is_alone = are_known and ran_ns < ALONE * length_ns
         self._before, self._last_ns = before, now_ns
-        if self._clocks and len(self._files) == 2:
+        if len(self._files) == 2:
             self._began_ns, self._delayed_ns = now_ns, self._use(0)[1]
-            if not self._since_ns:
+            if self._clocks and not self._since_ns:
                 self._since_ns, self._used_ns = self._began_ns, sum(self._use(1))
                 self._ran_ns = sum(self._before)
 
     def holder(self, asked_ns: int) -> int | None:
         """The thread that held the lock when a sleep of asked_ns was meant to end; None where nobody did."""
-        began_ns, self._began_ns = self._began_ns, 0
+        began_ns, self._began_ns, self.late_ns = self._began_ns, 0, 0
         now_ns = time.monotonic_ns()
         late_ns = now_ns - began_ns - asked_ns
         if not began_ns or late_ns < LATE_NS:
             return None
-        late_ns -= self._use(0)[1] - self._delayed_ns
-        if late_ns < LATE_NS:
+        self.late_ns = late_ns = late_ns - (self._use(0)[1] - self._delayed_ns)
+        if late_ns < LATE_NS or not self._clocks:
             return None
         used_ns, run_ns = sum(self._use(1)), [cpu_ns(clock) or 0 for clock in self._clocks.values()]
         slept_ns = now_ns - self._since_ns - (used_ns - self._used_ns)

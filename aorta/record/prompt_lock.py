@@ -5,6 +5,9 @@ system. A thread that has woken up to sample would get it there: it would see th
 before it. So for the last moment before a sample waiting threads ask for the lock sooner. How soon is one
 value of the interpreter. The program's own comes back, also where the program has set another since, or has
 read ours and sets that later.
+
+A call written in C that holds the lock for longer, such as torch.tensor() of arrays, is where the thread
+still is when such a thread gets it: another wait would see what comes after that call, and never the call.
 """
 
 import operator
@@ -35,6 +38,11 @@ class Stopping(Protocol):
     """A lock, which is let go of where sampling shall end."""
 
     def acquire(self, *, timeout: float) -> bool: ...
+
+
+def held_ns() -> int:
+    """By which a thread that woke up has the lock late where another was in one call of C all the time."""
+    return int(1e9 * (sys.getswitchinterval() + LEAST_S / 2))
 
 
 def waits_soon(stopping: Stopping, random: Random) -> bool:

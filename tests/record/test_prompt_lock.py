@@ -117,3 +117,29 @@ def test_a_thread_is_seen_between_calls_that_let_go_of_the_lock(tmp_path, monkey
         us[any(frame.function == "counts" for frame in stacks.path(sample.node))] += sample.us
     assert us[True] > us[False] / 10
     assert sys.getswitchinterval() == 60.0
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs Linux, whose kernel tells who waits for a core")
+@WITH_LOCK
+def test_a_call_that_holds_the_lock_for_long_is_seen_in_its_line(tmp_path, monkeypatch):
+    """60 ms in C with the lock, 20 ms without: a wait behind the call would see what comes after it."""
+    monkeypatch.setattr(sampling, "CPU_SHARE", 1.0)
+    sampler, held_s, began_s = StackSampler(Journal()), 0.0, time.monotonic()
+    sampler._trains = threading.get_ident()
+    sampler.write_to(tmp_path / "stacks")
+    sampler.start()
+    while sampler._num_samples < 60:
+        at_s = time.monotonic()
+        adds(3_000_000)
+        held_s += time.monotonic() - at_s
+        time.sleep(0.02)
+    share = held_s / (time.monotonic() - began_s)
+    sampler.stop()
+    stacks, us = joined(read_stacks(tmp_path / "stacks")), Counter()
+    for sample in stacks.samples:
+        us[any(frame.function == "adds" for frame in stacks.path(sample.node))] += sample.us
+    assert us[True] / us.total() > 0.7 * share
+
+
+def adds(number):
+    return sum(range(number))
