@@ -13,19 +13,22 @@ from pathlib import Path
 from aorta.files import regular_descriptor
 from aorta.record.journal import Journal
 from aorta.record.lock_holder import LockWatch, number_of
-from aorta.record.prompt_lock import Stopping, waits_soon
+from aorta.record.prompt_lock import Stopping, held_ns, waits_soon
 from aorta.record.stack_tree import PHASE, StackTree, frames_of
 from aorta.record.thread_state import ThreadState
 from aorta.records.seal import encoded, sealed
 from aorta.records.stacks import DOING, NO_STEP, PLACES, StackChunk, StackSample
 from aorta.steps.notes import RecordedStep
 
-PERIOD_S = 0.05
-FIRST_PERIOD_S, NUM_FIRST = 0.02, 100
-"""A short run needs an answer too: its first samples come faster, as far as FIRST_CPU_S allows."""
-CPU_SHARE, FIRST_CPU_S = 0.001, 0.02
-"""Part of a core that sampling may take, and what the first samples may take at once, which is made up for
-within 40 s; where a sample takes longer, samples come more rarely. The thread that trains waits as long."""
+FIRST_PERIOD_S, NUM_FIRST, PERIOD_S = 0.02, 100, 0.05
+"""Samples come no faster than that."""
+CPU_SHARE = 0.001
+"""Part of a core that sampling may take; the thread that trains waits as long."""
+BURST_CPU_S, EARLY_SHARE, EARLY_CPU_S = 0.008, 0.0012, 0.02
+"""A short run needs an answer too, from samples of all of it: so much at once, then this part of a core, as
+long as that is no more than the last of these and half of CPU_SHARE, made up for within 40 s."""
+DEBT_S = 0.002
+"""CPU time above or below what is allowed, at which samples come half as often, or as fast as they may."""
 LONG_STEP, AGAIN, MOST_AGAIN = 2.0, 0.5, 4
 """In a step that has gone on for so many mean steps when it is looked at, it is looked at again after this
 part of its time so far, and so on: a long call that is rare has samples enough to tell its line."""
@@ -125,7 +128,8 @@ class StackSampler:
                 if stopping.acquire(timeout=wait_s):
                     break
                 holder = None if self._lock is None else self._lock.holder(int(1e9 * wait_s))
-                if holder is None and self._stops_soon(stopping):
+                is_seen = self._lock is not None and self._lock.late_ns > held_ns()
+                if holder is None and not is_seen and self._stops_soon(stopping):
                     break
                 now_s = time.monotonic()
                 self._sample(min(now_s - last_s, LONGEST_S), stopping, holder)
@@ -149,11 +153,11 @@ class StackSampler:
             return FIRST_PERIOD_S
         period_s = FIRST_PERIOD_S if self._num_samples < NUM_FIRST else PERIOD_S
         period_s = max(period_s, self._elapsed_s / MANY)
-        allowed_s = max(CPU_SHARE * self._elapsed_s, FIRST_CPU_S + CPU_SHARE / 2 * self._elapsed_s)
+        allowed_s, share = _allowed(self._elapsed_s)
         cpu_s = self._cpu_s - self._again_cpu_s
-        if cpu_s > allowed_s:  # half as often as their mean cost allows, until the time has made it up
-            period_s = max(period_s, 2 * cpu_s / self._num_samples / CPU_SHARE)
-        return period_s
+        # Evenly: a sample that stands for a longer time tells no more than another one.
+        even_s = cpu_s / self._num_samples / share
+        return max(period_s, even_s * min(max(1 + (cpu_s - allowed_s) / DEBT_S, 0.0), 2.0))
 
     def _look_again(self, wait_s: float, stopping: threading.Lock) -> float:
         """Take more samples of a long step, in the time until the next one is due; what is left of it."""
@@ -278,6 +282,14 @@ class StackSampler:
             file.write(line)
         self._num_lines += 1
         self._num_bytes += len(line)
+
+
+def _allowed(elapsed_s: float) -> tuple[float, float]:
+    """CPU time of sampling in so long, and the part of a core by which that grows."""
+    early_s, later_s = BURST_CPU_S + EARLY_SHARE * elapsed_s, EARLY_CPU_S + CPU_SHARE / 2 * elapsed_s
+    if CPU_SHARE * elapsed_s > later_s:
+        return CPU_SHARE * elapsed_s, CPU_SHARE
+    return (early_s, EARLY_SHARE) if early_s < later_s else (later_s, CPU_SHARE / 2)
 
 
 def _where(step: RecordedStep | None) -> tuple[int, int, bool]:

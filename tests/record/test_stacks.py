@@ -256,7 +256,7 @@ def test_sleep_and_work_are_told_apart(tmp_path):
 @pytest.mark.skipif(sys.platform != "linux", reason="needs Linux, whose kernel tells how long threads waited")
 def test_a_thread_that_holds_the_lock_is_told_from_one_that_lets_go_of_it(tmp_path, monkeypatch):
     """A thread that trains needs the lock for each operator; whatever waits otherwise does not count."""
-    monkeypatch.setattr(sampling, "FIRST_CPU_S", 0.1)  # on a machine with much else to do a sample is dear
+    monkeypatch.setattr(sampling, "BURST_CPU_S", 0.1)  # on a machine with much else to do a sample is dear
     stopped, linear, x = threading.Event(), nn.Linear(8, 8), torch.zeros(4, 8)
 
     def holds():
@@ -413,13 +413,25 @@ def test_where_sampling_is_dear_it_comes_more_rarely():
     sampler = StackSampler(Journal())
     sampler._num_samples, sampler._cpu_s, sampler._elapsed_s = 1000, 1.02, 60.0  # 1 ms a sample
     assert sampler._period_s() == pytest.approx(2.04)
-    sampler._num_samples, sampler._cpu_s, sampler._elapsed_s = 10, 0.01, 0.5  # a short run has lines, too
+    sampler._num_samples, sampler._cpu_s, sampler._elapsed_s = 10, 0.0035, 0.5  # a short run has lines, too
     assert sampler._period_s() == pytest.approx(sampling.FIRST_PERIOD_S)
     sampler._num_samples = 1000
     sampler._cpu_s, sampler._elapsed_s = 0.05, 60.0
     assert sampler._period_s() == pytest.approx(sampling.PERIOD_S)
     sampler._elapsed_s = 36_000.0
     assert sampler._period_s() == pytest.approx(1.0)
+
+
+def test_samples_of_a_short_run_are_of_all_of_it():
+    """0.35 ms of CPU each: in ten seconds they tell as much as 35 that are evenly apart."""
+    sampler, waits_s = StackSampler(Journal()), []
+    while sampler._elapsed_s < 10:
+        waits_s.append(sampler._period_s())
+        sampler._elapsed_s += waits_s[-1]
+        sampler._num_samples += 1
+        sampler._cpu_s += 0.35e-3
+    assert sampler._cpu_s == pytest.approx(0.02, rel=0.1)
+    assert sum(waits_s) ** 2 / sum(wait_s**2 for wait_s in waits_s) > 35
 
 
 def steps_of(folder, journal, lengths_s):
