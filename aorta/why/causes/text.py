@@ -16,6 +16,7 @@ from aorta.account.judge.outside import OUTSIDE_WORDS
 from aorta.account.judge.phases import evaluation_text, largest_beside_the_model, largest_text, phases_of
 from aorta.account.judge.profiles import DOING_WORDS, busiest, line_text, told_differences
 from aorta.account.judge.sites import site_texts
+from aorta.account.judge.stacks import samples_of_ranks
 from aorta.account.judge.timed_steps import recorded_apart
 from aorta.account.load.measures import num_local_ranks, peak_text
 from aorta.account.model import Causes, Dataset, Run
@@ -33,6 +34,9 @@ LARGE_LOSS = 0.15
 """Part of the step, from which on a cell is no small loss, though no cause takes it."""
 FEWEST_STEPS = 3
 """Of a run that are judged: one of two may be any step, and what is between them as well."""
+FEWEST_SAMPLES = 20
+"""Of the thread that trains, from which on own code of the program that takes a quarter of a step would be
+seen in 9 runs of 10: by three of them."""
 THROUGH_MEMORY = ("elementwise", "copy")
 """Classes of kernels that take as long as their bytes, and of which fewer do where operators are joined."""
 INDEXED = re.compile("index|gather|scatter|embedding")
@@ -258,10 +262,13 @@ def nothing_text(dataset: Dataset, causes: Causes) -> str:
     is_large_phase = phase is not None and phase.share >= LARGE_LOSS
     through_memory = _through_memory_text(dataset, account)
     are_few = account.step_ms.shape[1] < FEWEST_STEPS and dataset.source not in TRACE_SOURCES
+    samples = samples_of_ranks(dataset.first.whole or dataset.first)
+    num_samples = min((int(one.is_judged.sum()) for one in samples), default=FEWEST_SAMPLES)
     is_nothing = (
         account.is_measured
         and not causes.leaves_cores
         and not are_few
+        and num_samples >= FEWEST_SAMPLES
         and not (causes.cannot_tell or is_large or is_lossy or is_large_phase or through_memory)
         and not _settings_text(causes, dataset.first)
     )
@@ -269,6 +276,11 @@ def nothing_text(dataset: Dataset, causes: Causes) -> str:
     lost = "; ".join(loss_texts(dataset, "the trace" if is_window(dataset) else "a step")).removesuffix(".")
     if lost:
         text += f" {lost[0].upper()}{lost[1:]}."
+    if num_samples < FEWEST_SAMPLES:
+        text += (
+            f" {counted(num_samples, 'sample')} of the training thread cannot tell what the program's own"
+            " code takes: record more steps."
+        )
     # What no rule knows may be in the line that takes most; a backward pass shows none of the model's.
     lines = [] if is_nothing or account.on_device else busiest(dataset.first, MOST_LINES)
     top = next((line for line in lines if line.doing == "runs" and "backward" not in line.calls), None)

@@ -69,6 +69,8 @@ FRAMES = {
         "torch", 0, "DistributedDataParallel._distributed_broadcast_coalesced", is_program=False
     ),
     "of_fit": StackFrame("torch", 0, "Tensor.backward", is_program=False),
+    "later": StackFrame(TRAIN, 24, "main", is_program=True),
+    "of_later": StackFrame("", 0, "torch.tensor", is_program=False),
 }
 NAMES = [*FRAMES]
 CALLERS = {
@@ -105,6 +107,8 @@ CALLERS = {
     "task": "thread",
     "parse": "task",
     "other_task": "thread",
+    "later": "",
+    "of_later": "later",
 }
 """Of the others main; '' of the outermost function of a thread."""
 

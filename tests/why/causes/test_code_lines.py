@@ -325,6 +325,19 @@ def test_what_a_library_s_loop_calls_of_the_program_is_named(tmp_path):
     assert cause.ms == pytest.approx(32.0 * 8 / 48, rel=0.05)
 
 
+def test_lines_that_make_the_tensors_of_one_batch_are_one_loss(tmp_path):
+    folder = run_of(tmp_path, lambda rank, step, noise: plain(noise))
+    for rank in (0, 1):
+        both = ("tensor", "rest", "runs", 5.0), ("of_later", "rest", "runs", 3.0)
+        write_stacks(folder, rank, ("backward", "backward", "runs", 24.0), *both)
+    (cause,) = causes(judge(load_run(folder, "run")))
+    assert (cause.kind, cause.line.text, cause.ms) == (
+        "program_code",
+        "main(), train.py:20",
+        pytest.approx(8.0, 0.05),
+    )
+
+
 @pytest.mark.parametrize(
     ("leaf", "ms"),
     [

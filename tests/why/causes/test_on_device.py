@@ -548,6 +548,19 @@ def test_nothing_is_worth_changing_only_where_little_passes_through_memory(tmp_p
     assert re.match(told, nothing_text(single, found_causes(single.first)))
 
 
+@pytest.mark.parametrize(("every", "is_nothing"), [(1, True), (4, False)])
+def test_nothing_is_worth_changing_only_where_samples_would_show_own_code(tmp_path, every, is_nothing):
+    folder = run_of(tmp_path / "run", lambda rank, step, noise: Host().work(39.5).comm(0.5), steps=STEPS)
+    for rank in (0, 1):
+        write_stacks(folder, rank, (*COMMON, every), steps=STEPS)
+    single = dataset("a", [judge(load_run(folder, "a"), 1)])
+    text = nothing_text(single, found_causes(single.first))
+    assert text.startswith("Nothing worth changing") == is_nothing
+    assert (
+        "samples of the training thread cannot tell what the program's own code takes" in text
+    ) != is_nothing
+
+
 @pytest.mark.parametrize(
     ("name", "are_joined"), [("vectorized_elementwise_kernel", True), ("indexing_backward_kernel", False)]
 )

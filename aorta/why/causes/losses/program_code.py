@@ -764,6 +764,12 @@ def _groups(samples: Samples, loops: set[Function]) -> dict[Group, list[int]]:
             continue
         if group != line and not others and _is_no_loss(Seen([samples], [groups.get(line, [])]).paths):
             groups[line] += groups.pop(group)
+    # Lines of a batch that one function makes of Python's values are one loss, with one remedy.
+    first: dict[Function, Group] = {}
+    for group in sorted(group for group in groups if group[2]):
+        makes = all(samples.path(row)[-1].function in OF_VALUES for row in groups[group])
+        if makes and (known := first.setdefault(group[:2], group)) != group:
+            groups[known] += groups.pop(group)
     return groups
 
 
