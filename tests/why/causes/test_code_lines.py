@@ -325,6 +325,16 @@ def test_what_a_library_s_loop_calls_of_the_program_is_named(tmp_path):
     assert cause.ms == pytest.approx(32.0 * 8 / 48, rel=0.05)
 
 
+@pytest.mark.parametrize(("leaf", "is_told"), [("update", True), ("mean", False)])
+def test_a_metric_is_no_model_though_it_is_called_as_a_module(tmp_path, leaf, is_told):
+    folder = run_of(tmp_path, lambda rank, step, noise: plain(noise))
+    for rank in (0, 1):
+        write_stacks(folder, rank, ("backward", "backward", "runs", 24.0), (leaf, "forward", "runs", 8.0))
+    found = causes(judge(load_run(folder, "run")))
+    assert [cause.line.text for cause in found] == ["augment(), straggler.py:5"] * is_told
+    assert all(cause.change.startswith("compute metrics in one step of N") for cause in found)
+
+
 def test_lines_that_make_the_tensors_of_one_batch_are_one_loss(tmp_path):
     folder = run_of(tmp_path, lambda rank, step, noise: plain(noise))
     for rank in (0, 1):

@@ -72,6 +72,8 @@ ORDERS = re.compile(
 """In names of operators that tell where rows belong: they have no gradients. "Coalesced" is what is sent."""
 FEWEST = 3
 """Samples that show what is named."""
+METRIC_MODULES = ("torchmetrics", "torcheval")
+"""Libraries whose modules are part of no model."""
 OF_VALUES = ("torch.tensor", "torch.as_tensor", "torch.from_numpy")
 """Names of functions that make a tensor of Python's values or numpy's."""
 MOST_IN_SLOW = 0.7
@@ -750,7 +752,8 @@ def _groups(samples: Samples, loops: set[Function]) -> dict[Group, list[int]]:
     """Rows of samples by what the loop calls; of its own lines by line. A line is one with what it alone
     calls, where it makes a tensor of that and no loss: Python lets go of its lock there, so that samples come
     then which waited for it before. Not the call of a library's loop, which has samples of its own."""
-    which = samples.is_judged & samples.at("body") & samples.in_phase("rest") & samples.that("runs")
+    is_apart = samples.in_phase("rest") | (samples.in_phase("forward") & samples.leaf_in(*METRIC_MODULES))
+    which = samples.is_judged & samples.at("body") & is_apart & samples.that("runs")
     groups: dict[Group, list[int]] = defaultdict(list)
     callers: dict[Group, set[Group]] = defaultdict(set)
     for row in np.flatnonzero(which).tolist():
