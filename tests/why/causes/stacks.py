@@ -118,8 +118,9 @@ def _parent(name):
     return NAMES.index(caller) if caller else -1
 
 
-def write_stacks(folder, rank, *samples, steps=STEPS):
-    """samples: (frame below its caller, phase, doing, ms) of every step, or with N behind it of one in N."""
+def write_stacks(folder, rank, *samples, steps=STEPS, behind=()):
+    """samples: (frame below its caller, phase, doing, ms) of every step, or with N behind it of one in N.
+    behind: frames that are seen behind the step's body."""
     chunk = StackChunk(
         begins=True,
         frames=[*FRAMES.values()],
@@ -130,7 +131,7 @@ def write_stacks(folder, rank, *samples, steps=STEPS):
         samples=[
             StackSample(
                 step,
-                PLACES.index("body"),
+                PLACES.index("behind_body" if name in behind else "body"),
                 STACK_PHASES.index(phase),
                 DOING.index(doing),
                 False,

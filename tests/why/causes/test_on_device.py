@@ -786,6 +786,23 @@ def test_idle_launches_are_of_the_memory_that_each_step_gives_back(tmp_path):
     assert cause.change.startswith("leave main(), train.py:20 out of the loop")
 
 
+@pytest.mark.parametrize(("behind", "ms"), [("empty_cache", 11.0), ("augment", 6.0)])
+def test_memory_may_be_given_back_between_steps(tmp_path, behind, ms):
+    """5 ms pass there, in empty_cache() by its samples, or in what else the program does."""
+
+    def make(rank, step, noise):
+        host, more = gives_memory_back(rank, step, noise)
+        return host.after(5.0), more
+
+    folder = run_of(tmp_path / "run", make, steps=STEPS)
+    for rank in (0, 1):
+        write_stacks(folder, rank, COMMON, (behind, "rest", "runs", 5.0), steps=STEPS, behind=[behind])
+    found = causes(judge(load_run(folder, "run"), 1))
+    (cause,) = (one for one in found if one.kind == "memory")
+    assert cause.ms == pytest.approx(ms, rel=0.05)
+    assert [one.kind for one in found if one.kind == "between_steps"] == ["between_steps"] * (ms == 6.0)
+
+
 ANOMALY = {"modes": {"anomaly_detection": True}}
 
 

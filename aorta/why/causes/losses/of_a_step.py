@@ -166,7 +166,10 @@ def findings(
     of_slow_steps = [*slow_steps(judged, parts, slow)]
     of_code = [*program_code(judged, account, _own_slow_steps(judged, account, of_slow_steps, rare))]
     _leave_to_trials(judged, account, losses, of_code)
-    losses = _with_common(losses, [*of_code, *_of_all_ranks(judged, parts)])
+    of_all_ranks = [*_of_all_ranks(judged, parts)]
+    if any("between_ms" in one.facts for one in losses):  # that time has its reason
+        of_all_ranks = [one for one in of_all_ranks if one.kind != "between_steps"]
+    losses = _with_common(losses, [*of_code, *of_all_ranks])
     if blocks_launches(judged):
         for finding in losses:
             if finding.kind == "launch_bound":

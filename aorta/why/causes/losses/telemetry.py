@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from aorta.account.judge.stacks import samples_of_ranks
 from aorta.account.load.measures import memory_limit_bytes
 from aorta.account.metrics import THROTTLED
 from aorta.account.model import Run
@@ -11,6 +12,7 @@ from aorta.account.numbers import percent
 from aorta.account.rows import positive
 from aorta.why.causes.finding import ANY_CELL, WAIT, CauseFinding, Floats, of_the_least
 from aorta.why.causes.losses.parts import Parts
+from aorta.why.causes.losses.program_code import EMPTY_CACHE
 
 NEARLY_FULL = 0.95
 """Part of the device's memory."""
@@ -103,18 +105,30 @@ def given_back(judged: Run, parts: Parts) -> Iterator[CauseFinding]:
         return
     common = of_the_least(launch_ms)
     usual_ms = float(np.median(common[~has])) if (~has).sum() >= MIN_OTHER_STEPS else 0.0
-    yield CauseFinding(
-        "memory",
-        np.where(has, positive(common - usual_ms), 0.0),
-        takes={("launch", "synchronisation", "blocked"): 1.0},
-        facts={
-            "op": "given_back",
-            "what": "memory given back to the driver",
-            "num_frees": float(counts[:, has].mean()),
-            "in_steps": int(has.sum()),
-            "num_steps": len(has),
-        },
-    )
+    ms, cells = np.where(has, positive(common - usual_ms), 0.0), ["launch", "synchronisation", "blocked"]
+    facts: dict[str, object] = {
+        "op": "given_back",
+        "what": "memory given back to the driver",
+        "num_frees": float(counts[:, has].mean()),
+        "in_steps": int(has.sum()),
+        "num_steps": len(has),
+    }
+    if has.all() and _empties_between(judged):
+        between_ms = of_the_least(parts.ms_by_kind["between_steps"])
+        ms, facts["between_ms"] = ms + between_ms, float(between_ms.mean())
+        cells.append("between_steps")
+    yield CauseFinding("memory", ms, takes={tuple(cells): 1.0}, facts=facts)
+
+
+def _empties_between(judged: Run) -> bool:
+    """Whether samples between two steps are mostly of empty_cache(), on every rank."""
+    samples = samples_of_ranks(judged.whole or judged)
+    behind = [one.is_judged & one.at("behind_body") for one in samples]
+    both = [
+        (one.ms[which & one.that_call(EMPTY_CACHE)].sum(), one.ms[which].sum())
+        for one, which in zip(samples, behind, strict=True)
+    ]
+    return bool(both) and all(2 * emptying > all_of_it for emptying, all_of_it in both)
 
 
 def memory_limit(judged: Run) -> Iterator[CauseFinding]:
