@@ -834,6 +834,40 @@ def test_a_process_alone_that_is_bound_to_few_cores_is_told_to_use_all(
         assert "let the process use all 4 cores" in cause.change
 
 
+@pytest.mark.parametrize(
+    ("cores", "at", "late_ms", "ms"),
+    [
+        pytest.param(1, (TRAIN, 2), 12.0, 12.0, id="to-one-core"),
+        pytest.param(8, (TRAIN, 2), 12.0, None, id="to-a-part-for-each-rank"),
+        pytest.param(1, None, 12.0, None, id="by-what-started-it"),
+        pytest.param(1, (TRAIN, 2), 0.5, None, id="whose-one-core-is-free"),
+    ],
+)
+def test_ranks_that_bind_themselves_to_one_core_beside_a_device_are_told_so(tmp_path, cores, at, late_ms, ms):
+    """The device idles for 12 ms of 40, while the thread that launches waits for a core for 12."""
+    modes = {
+        "num_threads": 1,
+        "num_cores": cores,
+        "num_cores_around": 16,
+        "num_local_ranks": 2,
+        "bound_at": at,
+    }
+
+    def make(rank, step, noise):
+        host = Host().idle(12.0 * noise.gauss(1, 0.01)).work(27.0).comm(1.0)
+        return host, {"source": "kernels", "host_use": HostUse(40.0 - late_ms, late_ms)}
+
+    folder = run_of(tmp_path / "run", make, run_record(2, program={"modes": modes}))
+    told = [one for one in causes(judge(load_run(folder, "run"))) if "bound away from" in one.subject]
+    assert [(one.ms, one.limit) for one in told] == (
+        [] if ms is None else [(pytest.approx(ms, rel=0.1), "at most")]
+    )
+    for cause in told:
+        assert cause.change.startswith(
+            "let each rank, and the workers that its loader starts, use 8 of the 16 cores"
+        )
+
+
 def test_a_loop_between_the_model_and_its_loss_costs_what_was_timed(tmp_path):
     run = run_record(2, loss_loop=LossLoop(operators=120, ms=6.0))
     (cause,) = found(tmp_path / "run", lambda rank, step, noise: plain(noise), run)

@@ -28,7 +28,7 @@ from aorta.account.rows import positive
 from aorta.records.schema import LineOfWork, OperatorLoop, WorkOfStep
 from aorta.records.stacks import StackFrame
 from aorta.traces.classify import COMM_RULES, classifier, kernel_class
-from aorta.why.causes.finding import CauseFinding, Floats
+from aorta.why.causes.finding import WAIT, CauseFinding, Floats
 from aorta.why.causes.losses.host_needs import MOSTLY_IDLE
 from aorta.why.causes.losses.parts import (
     BUSY_CPU_BYTES_PER_S,
@@ -130,6 +130,10 @@ SLOWER = {"1": 6.3, "2": 3.0, "tf32": 2.4}
 by what is aligned, and of TF32."""
 ODD_RATE = 0.5
 """Of the rate of the step's other products, below which products are slow for the length of their rows."""
+WORTH_SAYING = 0.04
+"""Of a step, from which on waits for a core hold up a device."""
+HELD_UP: tuple[str, ...] = ("core_taken", "launch", "blocked", "data", *WAIT)
+"""Cells that a host without a core fills."""
 MOST_USED = 0.75
 """Of the cores, by threads and workers: others have something to do."""
 LEAST = 0.05
@@ -786,17 +790,14 @@ def idle_cores(judged: Run, account: Account) -> Iterator[CauseFinding]:
 
 
 def bound_cores(judged: Run, account: Account) -> Iterator[CauseFinding]:
-    """What threads on the cores save at most that a process alone, and not what started it, is bound away
-    from."""
+    """What is saved at most by the cores that a process, and not what started it, is bound away from: of one
+    process on a CPU by threads on them; beside a device, where threads that launch wait for a core, all that
+    the device waits for them and ranks for each other."""
     record, modes = judged.noted, noted_modes(judged.noted)
     cores, around = modes.get("num_cores") or 0, modes.get("num_cores_around") or 0
-    is_bound = 0 < cores <= MOST_USED * around
-    if account.on_device or record.work is None or record.world_size > 1 or not is_bound:
+    at, num_ranks = modes.get("bound_at"), modes.get("num_local_ranks") or 1
+    if not 0 < cores <= MOST_USED * around / num_ranks:
         return
-    work_ms = work_ms_of(account)
-    operators_ms = SMALL_CALL_MS * sum(line.operators for line in record.work.lines)
-    part = THREADS_SAVE * (1 - cores / around) * max(1 - operators_ms / float(work_ms.mean()), 0.0)
-    at = modes.get("bound_at")
     facts: dict[str, object] = {
         "op": "bound",
         "what": f"{counted(around - cores, 'core')} that the process is bound away from",
@@ -804,8 +805,22 @@ def bound_cores(judged: Run, account: Account) -> Iterator[CauseFinding]:
         "around": f"{around}",
         "bound_to": f"{cores}",
         "is_most": True,
-        "not_known": "what others use of these cores",
     }
+    if account.on_device:
+        if at is not None and (taken := account.share("core_taken")) >= WORTH_SAYING:
+            facts |= {"origin": "beside_device", "for_each": f"{around // num_ranks}"}
+            facts |= {"taken_ms": taken * account.mean_step_ms, "not_known": "how far the host is ahead then"}
+            held_up = np.sum(
+                [account.cells[name].mean(axis=0) for name in HELD_UP if name in account.cells], axis=0
+            )
+            yield CauseFinding("compute", held_up, {HELD_UP: 1.0}, facts=facts)
+        return
+    if record.work is None or record.world_size > 1:
+        return
+    work_ms = work_ms_of(account)
+    operators_ms = SMALL_CALL_MS * sum(line.operators for line in record.work.lines)
+    part = THREADS_SAVE * (1 - cores / around) * max(1 - operators_ms / float(work_ms.mean()), 0.0)
+    facts["not_known"] = "what others use of these cores"
     yield CauseFinding("compute", part * work_ms, TAKES, facts=facts)
 
 

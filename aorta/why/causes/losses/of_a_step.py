@@ -147,7 +147,8 @@ def findings(
     parts = parts_of(judged, account, launching_ms)
     step_ms = parts.step_ms.mean(axis=0)
     exposed = account.exposed
-    losses: list[CauseFinding] = []
+    bound = [*bound_cores(judged, account)]
+    losses: list[CauseFinding] = [*bound] if account.on_device else []  # what holds up the host comes first
     if details is not None and details.units is not None:
         losses += on_host(details.units, details.unit_launch_ms, judged, account)
     if exposed is not None:
@@ -159,8 +160,9 @@ def findings(
         losses += unbalanced_stages(judged, parts, exposed)
         losses += transfer(judged, parts, exposed, details)
     losses += given_back(judged, parts)
-    for find in (loss_loop, needless_work, idle_cores, bound_cores):
+    for find in (loss_loop, needless_work, idle_cores):
         losses += find(judged, account)
+    losses += [] if account.on_device else bound
     losses = [*within_host_needs(judged, account, losses)]
     losses += code_in_passes(judged, account, losses)
     of_slow_steps = [*slow_steps(judged, parts, slow)]

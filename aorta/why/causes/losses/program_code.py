@@ -169,10 +169,10 @@ def program_code(
     if handing is not None:
         ms, num_samples = handing.common_ms(whole, account)
         facts = {"op": "numbers", "at": heaviest(handing.stacks), "handing_ms": float(ms.mean())}
-        found = CauseFinding("synchronisation", ms, {DEVICE_CELLS: 1.0}, facts, num_samples=num_samples)
+        wait = CauseFinding("synchronisation", ms, {DEVICE_CELLS: 1.0}, facts, num_samples=num_samples)
         # No note tells how long the device idles behind the wait, which may be longer than the wait.
-        found.more_ms = max(account.mean_ms("launch") - found.mean_ms, 0.0)
-        yield found
+        wait.more_ms = max(account.mean_ms("launch") - wait.mean_ms, 0.0)
+        yield wait
     loops = {function for one in samples for function in _loops(one)}
     forward = Seen.where(samples, lambda one: one.in_phase("forward"))
     has_no_model = judged.noted.not_measured.get("flops_per_step") in (NO_CALL, NO_OPTIMIZER)
