@@ -36,6 +36,8 @@ AGAIN_SHARE = 0.0005
 """Part of a core that this may take beside CPU_SHARE."""
 MIN_STEPS = 4
 """That tell how long a step is."""
+NUM_WARM = 3
+"""Steps of a run in which samples are of first uses, and are not judged."""
 MANY = 36_000
 """Samples (half an hour of them) after which they come more rarely the longer the run is: from then on each
 doubling of its length adds about 25,000."""
@@ -177,8 +179,14 @@ class StackSampler:
 
     def _stops_soon(self, stopping: Stopping) -> bool:
         """Wait for the moment before a sample. Not beside threads that run: they and the one that trains
-        would change places more often, and who holds the lock is found by a wait that is late."""
-        return self._lock is not None and self._lock.is_alone and waits_soon(stopping, self._random)
+        would change places more often, and who holds the lock is found by a wait that is late. Not before
+        steps are as all are: to load and to compile holds the lock for long, and each such wait for it would
+        take as much CPU time as many samples."""
+        step = self._journal.current
+        is_warm = step is not None and step.global_step >= NUM_WARM
+        return (
+            is_warm and self._lock is not None and self._lock.is_alone and waits_soon(stopping, self._random)
+        )
 
     def _again_s(self) -> float:
         """After which time the step is looked at again; 0 of one that is not long."""

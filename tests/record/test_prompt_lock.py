@@ -2,7 +2,6 @@
 
 import os
 import sys
-import threading
 import time
 from collections import Counter
 from random import Random
@@ -15,6 +14,7 @@ from aorta.record.journal import Journal
 from aorta.record.prompt_lock import waits_soon
 from aorta.record.stacks import StackSampler
 from aorta.records.stacks import joined, read_stacks
+from aorta.steps.notes import RecordedStep
 
 WITH_LOCK = pytest.mark.skipif(not prompt_lock._has_lock(), reason="this Python has no lock")
 
@@ -104,8 +104,9 @@ def test_a_thread_is_seen_between_calls_that_let_go_of_the_lock(tmp_path, monkey
     """It runs Python for 4 of 5 ms, with the lock for all of them: without the wait it is seen in none."""
     sys.setswitchinterval(60.0)
     monkeypatch.setattr(sampling, "CPU_SHARE", 1.0)
-    sampler = StackSampler(Journal())
-    sampler._trains = threading.get_ident()
+    journal = Journal()
+    journal.current = RecordedStep(sampling.NUM_WARM, 0, 0, None, host_start_ns=time.monotonic_ns())
+    sampler = StackSampler(journal)
     sampler.write_to(tmp_path / "stacks")
     sampler.start()
     while sampler._num_samples < 100:
@@ -124,8 +125,9 @@ def test_a_thread_is_seen_between_calls_that_let_go_of_the_lock(tmp_path, monkey
 def test_a_call_that_holds_the_lock_for_long_is_seen_in_its_line(tmp_path, monkeypatch):
     """60 ms in C with the lock, 20 ms without: a wait behind the call would see what comes after it."""
     monkeypatch.setattr(sampling, "CPU_SHARE", 1.0)
-    sampler, held_s, began_s = StackSampler(Journal()), 0.0, time.monotonic()
-    sampler._trains = threading.get_ident()
+    journal = Journal()
+    journal.current = RecordedStep(sampling.NUM_WARM, 0, 0, None, host_start_ns=time.monotonic_ns())
+    sampler, held_s, began_s = StackSampler(journal), 0.0, time.monotonic()
     sampler.write_to(tmp_path / "stacks")
     sampler.start()
     while sampler._num_samples < 60:
