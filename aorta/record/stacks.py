@@ -159,7 +159,10 @@ class StackSampler:
         cpu_s = self._cpu_s - self._again_cpu_s
         # Evenly: a sample that stands for a longer time tells no more than another one.
         even_s = cpu_s / self._num_samples / share
-        return max(period_s, even_s * min(max(1 + (cpu_s - allowed_s) / DEBT_S, 0.0), 2.0))
+        fewest = (
+            1.0 if self._is_first_use() else 0.0
+        )  # what may be taken at once is for steps that are judged
+        return max(period_s, even_s * min(max(1 + (cpu_s - allowed_s) / DEBT_S, fewest), 2.0))
 
     def _look_again(self, wait_s: float, stopping: threading.Lock) -> float:
         """Take more samples of a long step, in the time until the next one is due; what is left of it."""
@@ -182,11 +185,12 @@ class StackSampler:
         would change places more often, and who holds the lock is found by a wait that is late. Not before
         steps are as all are: to load and to compile holds the lock for long, and each such wait for it would
         take as much CPU time as many samples."""
+        is_alone = self._lock is not None and self._lock.is_alone and not self._is_first_use()
+        return is_alone and waits_soon(stopping, self._random)
+
+    def _is_first_use(self) -> bool:
         step = self._journal.current
-        is_warm = step is not None and step.global_step >= NUM_WARM
-        return (
-            is_warm and self._lock is not None and self._lock.is_alone and waits_soon(stopping, self._random)
-        )
+        return step is not None and step.global_step < NUM_WARM
 
     def _again_s(self) -> float:
         """After which time the step is looked at again; 0 of one that is not long."""

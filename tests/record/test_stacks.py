@@ -26,6 +26,7 @@ from aorta.record.stack_tree import StackTree, frames_of
 from aorta.record.stacks import StackSampler
 from aorta.records.libraries import library_of
 from aorta.records.stacks import DOING, STACK_PHASES, StackFrame, joined, read_stacks
+from aorta.steps.notes import RecordedStep
 
 SECRET = "not to be kept"
 
@@ -407,6 +408,15 @@ def test_distinct_stacks_are_bounded(monkeypatch):
     nodes = {tree.add([(tree.known(code), line), (tree.known(code), 1)])[0] for line in range(5000)}
     assert len(tree.nodes) == 1000
     assert len(nodes) <= 1000
+
+
+def test_first_steps_have_samples_that_are_evenly_apart():
+    """0.35 ms of CPU each, 0.12 % of a core: what may be taken at once is for those that are judged."""
+    journal = Journal()
+    journal.current = RecordedStep(sampling.NUM_WARM - 1, 0, 0, None)
+    sampler = StackSampler(journal)
+    sampler._num_samples, sampler._cpu_s, sampler._elapsed_s = 4, 1.4e-3, 0.1
+    assert sampler._period_s() == pytest.approx(0.35e-3 / sampling.EARLY_SHARE)
 
 
 def test_where_sampling_is_dear_it_comes_more_rarely():
