@@ -166,7 +166,7 @@ def hands_numbers(tree: ast.Module, line: int) -> bool:
             continue
         made, devices = call.func, [one.value for one in call.keywords if one.arg == "device"]
         if isinstance(made, ast.Attribute) and isinstance(made.value, ast.Call):  # torch.arange(n).to(device)
-            if MAKES_CONSTANTS.fullmatch(ast.unparse(made.value.func)) and made.attr in ("to", "cuda"):
+            if MAKES_CONSTANTS.fullmatch(ast.unparse(made.value.func)) and re.fullmatch("to|cuda", made.attr):
                 return not any(one.arg == "device" for one in made.value.keywords)
         elif ast.unparse(made) in ("torch.tensor", "torch.as_tensor") and devices:
             return ast.unparse(devices[0]).strip("'") != "cpu"

@@ -112,12 +112,9 @@ COPIES = re.compile(r"(^|[._])(to|to_device|cuda|copy_|prepare_input)$")
 """Functions that hand a batch to the device."""
 TO_HOST = re.compile(r"(^|[._])(to|cpu|copy_|_to_copy|numpy)$")
 """Functions that may copy to the host."""
-HANDS_NUMBERS = (
-    *("torch.tensor", "torch.as_tensor", "to", "torch.to", "Tensor.to", "cuda", "torch.cuda", "Tensor.cuda"),
-)
-"""Functions that may give the device a tensor of Python's numbers."""
+HANDS_NUMBERS = re.compile(r"torch\.(tensor|as_tensor)|((torch|Tensor)\.)?(to|cuda)|broadcast_all")
+"""Functions that may give the device a tensor of Python's numbers; the last is of torch.distributions."""
 OF_NUMBERS = "broadcast_all"
-"""The one of torch.distributions."""
 WAITED_OF_NUMBERS = 1000
 """Times as long as the copies themselves, from which on a thread in these waits for the device: looking at
 the values of a list takes about 100 times as long as copying them."""
@@ -416,7 +413,7 @@ def _waits_in_passes(judged: Run, account: Account, samples: list[Samples]) -> I
 
 
 def _may_hand_numbers(leaf: StackFrame) -> bool:
-    return leaf.function in (*HANDS_NUMBERS, OF_NUMBERS) and leaf.file in ("", "torch")
+    return leaf.file in ("", "torch") and HANDS_NUMBERS.fullmatch(leaf.function) is not None
 
 
 def _handing_numbers(judged: Run, account: Account, samples: list[Samples]) -> Seen | None:
