@@ -888,7 +888,7 @@ def cause_of(
         interval = min(interval[0], value.ms * sampled.ms / finding.mean_ms), interval[1]
     limit: Limit | None = None
     if finding.facts.get("is_least"):
-        limit, not_known = "at least", "what new memory costs"
+        limit, not_known = "at least", finding.facts.get("not_known", "what new memory costs")
     if finding.facts.get("is_most"):
         what = "how much slower its host is" if finding.kind == "late_rank" else "what the host leaves of it"
         limit, not_known = "at most", finding.facts.get("not_known", what)

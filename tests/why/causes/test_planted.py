@@ -11,6 +11,7 @@ from aorta.account.judge.judged import dataset, judge
 from aorta.account.load.open import load_run
 from aorta.records.schema import (
     CallsOfFewRows,
+    HostSpan,
     HostUse,
     LineOfWork,
     LossLoop,
@@ -832,6 +833,34 @@ def test_a_process_alone_that_is_bound_to_few_cores_is_told_to_use_all(
     for cause in named:
         assert cause.subject == "3 cores that the process is bound away from in train.py:2"
         assert "let the process use all 4 cores" in cause.change
+
+
+@pytest.mark.parametrize(
+    ("within", "workers", "kinds"),
+    [
+        pytest.param(True, 0, ["data_loading"], id="while-this-process-makes-a-batch"),
+        pytest.param(False, 0, ["data_loading", "garbage_collection"], id="elsewhere"),
+        pytest.param(True, 2, ["data_loading", "garbage_collection"], id="while-workers-make-it"),
+    ],
+)
+def test_garbage_is_of_the_batches_that_it_is_collected_for(tmp_path, within, workers, kinds):
+    """A batch takes 8 ms, and every second one 20 ms more, in which Python collects garbage."""
+
+    def make(rank, step, noise):
+        host, collects = Host(), 20.0 * (step % 2)
+        at = 2.0 if within else 10.0
+        host.host += [HostSpan("garbage_collection", at, at + collects)] * (collects > 0)
+        host.host.append(HostSpan("data", 0.0, 8.0 + within * collects))
+        host.at = 8.0 + collects
+        return host.work(30.0 * noise.gauss(1, 0.01)).comm(0.5), {"source": "kernels"}
+
+    loaders = [{"num_workers": workers, "site": "train.py:3"}]
+    folder = run_of(tmp_path / "run", make, run_record(2, program={"loaders": loaders}))
+    found = causes(judge(load_run(folder, "run")))
+    assert sorted(one.kind for one in found) == kinds
+    if len(kinds) == 1:
+        assert found[0].ms == pytest.approx(18.0, rel=0.05)
+        assert any(text.startswith("with 10.0 ms of full garbage collections") for text in found[0].evidence)
 
 
 @pytest.mark.parametrize(

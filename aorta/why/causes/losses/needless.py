@@ -308,6 +308,8 @@ def _emulated(judged: Run, account: Account, work: WorkOfStep) -> Iterator[Cause
         "work_ms": float(ms.mean()),
         "in_fp32_ms": in_fp32_ms,
         "dtype": work.precision,
+        "is_least": True,
+        "not_known": "by how much fp32 takes less than that",
     }
     yield CauseFinding("compute", positive(ms - in_fp32_ms), takes, facts=facts)
 

@@ -126,6 +126,8 @@ CALLS_THE_MODEL = 0.25
 """Of what slow steps are longer by, that is in a module: then it may be data for an update."""
 FEW_STEPS = 0.25
 """Of all, below which slow ones have a loss of their own."""
+NEARLY_ALL = 0.9
+"""Of full garbage collections, from which on they are of the batches that they come with."""
 RARE = 0.5
 """Median over mean, below which a loss is in few steps."""
 DDP = "DistributedDataParallel"
@@ -171,6 +173,7 @@ def findings(
     of_all_ranks = [*_of_all_ranks(judged, parts)]
     if any("between_ms" in one.facts for one in losses):  # that time has its reason
         of_all_ranks = [one for one in of_all_ranks if one.kind != "between_steps"]
+    of_all_ranks = _collected_for_batches(judged, of_all_ranks)
     losses = _with_common(losses, [*of_code, *of_all_ranks])
     if blocks_launches(judged):
         for finding in losses:
@@ -370,6 +373,34 @@ def _of_all_ranks(judged: Run, parts: Parts) -> Iterator[CauseFinding]:
             # Threads that wait for one that has no core may spin meanwhile, which looks like work.
             more_ms=float(parts.work_ms.mean()) if name == "core_taken" and is_crowded else 0.0,
         )
+
+
+def _collected_for_batches(judged: Run, losses: list[CauseFinding]) -> list[CauseFinding]:
+    """Garbage is collected when enough objects are new: where nearly all of that comes while this process
+    makes a batch, the batch's rows are these, and it goes with them."""
+    data = next((one for one in losses if one.kind == "data_loading"), None)
+    garbage = next((one for one in losses if one.kind == "garbage_collection"), None)
+    if data is None or garbage is None or "workers" in program_of(judged.noted)[0]:
+        return losses
+    steps, within, whole = set(judged.global_step[judged.judged_steps].tolist()), 0.0, 0.0
+    for record in (one for one in judged.records(judged.ranks[0]) if one.global_step in steps):
+        spans = record.host_spans or []
+        loads = [span for span in spans if span.kind == "data"]
+        for span in (span for span in spans if span.kind == "garbage_collection"):
+            is_within = any(one.start_ms <= span.start_ms and span.end_ms <= one.end_ms for one in loads)
+            whole, within = (
+                whole + span.end_ms - span.start_ms,
+                within + is_within * (span.end_ms - span.start_ms),
+            )
+    if within < NEARLY_ALL * whole or "asked_at" in garbage.facts:
+        return losses
+    both_ms = data.ms + garbage.ms
+    part = garbage.mean_ms / float(both_ms.mean())
+    data.facts["collecting_ms"] = garbage.mean_ms
+    data.takes = {cells: (1 - part) * of for cells, of in data.takes.items()}
+    data.takes |= {cells: part * of for cells, of in garbage.takes.items()}
+    data.ms = both_ms
+    return [one for one in losses if one is not garbage]
 
 
 def _handed_over(judged: Run, part_ms: float) -> tuple[dict[str, object], float]:
