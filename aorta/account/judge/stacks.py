@@ -282,6 +282,7 @@ def heaviest(stacks: Sequence[WeightedStack]) -> CodeLine | None:
     )
     named = [entry for entry in inside if _in_library(entry[0])]
     is_most = _ms(named) >= OF_A_FUNCTION * _ms(inside)
+    named = [entry for entry in named if entry in at_line] or named  # what the line calls, where it calls any
     return CodeLine(
         file=found.file,
         line=found.line,

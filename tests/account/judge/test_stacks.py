@@ -86,6 +86,15 @@ def test_of_what_holds_pythons_lock_few_samples_tell_what_a_line_calls(pandas_ms
     assert found.calls == found.entry == told
 
 
+def test_what_another_line_of_the_function_calls_is_not_what_this_one_does():
+    """A metric is called as torch's module, and a value is logged by Lightning one line below."""
+    called = StackFrame("torch", 0, "Module._wrapped_call_impl", False)
+    curve = StackFrame("torchmetrics", 0, "_binary_clf_curve", False)
+    log = StackFrame("lightning", 0, "LightningModule.log", False)
+    found = heaviest([stack(3.0, MAIN, at(5), called, curve), stack(1.0, MAIN, at(6), log)])
+    assert (found.text, found.entry) == ("augment(), data.py:5", "Module._wrapped_call_impl of torch")
+
+
 @pytest.mark.parametrize(
     ("line", "library", "zeroed_bytes", "is_moved"),
     [
