@@ -22,7 +22,7 @@ from aorta.attach.layout_copies import line_of
 from aorta.attach.meta_copies import NotCountedError
 from aorta.attach.needless_operators import NeedlessOperators
 from aorta.attach.operators_by_line import OperatorsByLine
-from aorta.attach.without_data import OneType, WithoutData, tensors_in
+from aorta.attach.without_data import OneType, WithoutData, is_sparse, tensors_in
 from aorta.records.libraries import program_frame
 from aorta.records.stacks import StackFrame
 
@@ -74,7 +74,7 @@ def count_of(
 
     taken: by place among its outputs, the part of the entries that the loss takes. parts_counted: as of
     NeedlessOperators. is_cached: within parametrize.cached(). until_s: by thread_time, when to give up."""
-    constant = [one for one in constant if not _is_sparse(one)]
+    constant = [one for one in constant if not is_sparse(one)]
     for one in (*constant, *tree_leaves((args, named))):  # what fills up in later steps is none
         with suppress(Exception):  # of torch.func, whose count is none any more
             one.part_full = float(one.num_full) / one.numel() or 1.0  # nothing but zeros: not filled yet
@@ -210,10 +210,6 @@ OF_SPARSE = ("mm", "addmm", "_sparse_addmm", "_sparse_mm", "spmm")
 """Operators that multiply a sparse matrix with a dense one."""
 
 
-def _is_sparse(one: torch.Tensor) -> bool:
-    return one.layout is not torch.strided
-
-
 class _Watched(TorchDispatchMode):
     """Refuses what must not run, or would not be counted; routes tokens to experts evenly."""
 
@@ -250,8 +246,8 @@ class _Watched(TorchDispatchMode):
         if "c10d" in space:
             raise NotCountedError("the model communicates in its forward pass")
         kwargs = kwargs or {}
-        is_sparse = name in OF_SPARSE and any(map(_is_sparse, given))
-        if not is_sparse and ("device" in kwargs or not all(one.is_meta for one in given)):
+        of_sparse = name in OF_SPARSE and any(map(is_sparse, given))
+        if not of_sparse and ("device" in kwargs or not all(one.is_meta for one in given)):
             args, kwargs = self._without_data(args, kwargs)
             given = tensors_in((args, kwargs))
         formula = _grouped_mm if name == "_grouped_mm" else flop_registry.get(packet)
@@ -265,7 +261,7 @@ class _Watched(TorchDispatchMode):
             if id(args[0]) in self._of_all and args[0].dtype == torch.bool:
                 return False
             raise NotCountedError("the forward pass reads values of tensors on the host")
-        if is_sparse:  # that the program holds, with data
+        if of_sparse:  # that the program holds, with data
             return self._sparse_product(func, args, given)
         result = self._results.of(func, args, kwargs, given)
         if name in ("all", "sum") or (name == "eq" and id(args[0]) in self._of_all):
@@ -297,8 +293,8 @@ class _Watched(TorchDispatchMode):
         """Of a sparse matrix and a dense one: each entry is multiplied with a row."""
         left, right = given[-2:]
         made = torch.empty((left.shape[0], right.shape[1]), dtype=left.dtype, device="meta")
-        dense = [self._entries_of(one) if _is_sparse(one) else one for one in given]
-        flops = sum(2 * one._nnz() for one in given if _is_sparse(one)) * made.shape[1]
+        dense = [self._entries_of(one) if is_sparse(one) else one for one in given]
+        flops = sum(2 * one._nnz() for one in given if is_sparse(one)) * made.shape[1]
         self.flops, self.num_operators = self.flops + flops, self.num_operators + 1
         if self.is_backward:
             self.needless.see_bytes(dense, made, 0, flops)

@@ -9,6 +9,7 @@ from torch.nn.utils.weight_norm import WeightNorm
 from torch.utils._pytree import tree_map
 
 from aorta.attach.needless_batches import MOST_ENTRIES, unwrapped
+from aorta.attach.without_data import is_sparse
 from aorta.device.backend import backend_of
 
 OF_WEIGHTS = (WeightNorm, SpectralNorm)
@@ -124,7 +125,7 @@ def _copied_tensor(tensor: torch.Tensor | None, known: dict[int, Any]) -> torch.
     if tensor is None:
         return None
     if id(tensor) not in known:
-        if _is_sparse(tensor):
+        if _stays_sparse(tensor):
             return tensor
         made = torch.empty(tensor.shape, dtype=tensor.dtype, device="meta")  # of a DTensor: the whole one
         if isinstance(tensor, torch.nn.Parameter):
@@ -139,7 +140,7 @@ def _copied_tensor(tensor: torch.Tensor | None, known: dict[int, Any]) -> torch.
 
 def without_data(tensor: torch.Tensor) -> torch.Tensor:
     """What a module was called with: shape and type. A gradient goes on where one would."""
-    if _is_sparse(tensor):
+    if _stays_sparse(tensor):
         return tensor
     made = torch.empty(tensor.shape, dtype=tensor.dtype, device="meta")
     _note_zeros(tensor, made)
@@ -157,12 +158,12 @@ def _note_zeros(tensor: torch.Tensor, made: Any) -> None:
         made.num_full = torch.count_nonzero(tensor)
 
 
-def _is_sparse(tensor: torch.Tensor) -> bool:
+def _stays_sparse(tensor: torch.Tensor) -> bool:
     """Such a matrix stays as it is: its shape does not tell the FLOPs of products with it. What its gradient
     takes is not known."""
-    if tensor.layout != torch.strided and tensor.requires_grad:
+    if is_sparse(tensor) and tensor.requires_grad:
         raise NotCountedError("a tensor of the model is sparse and trains: its shape does not tell the FLOPs")
-    return tensor.layout != torch.strided
+    return is_sparse(tensor)
 
 
 def form_of(copy: Module) -> Any:

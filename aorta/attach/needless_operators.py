@@ -16,7 +16,7 @@ from torch.utils._pytree import tree_leaves
 
 from aorta.attach.repeated_operators import RepeatedOperators
 from aorta.attach.repeated_rows import RepeatedRows
-from aorta.attach.without_data import tensors_in
+from aorta.attach.without_data import num_passes, tensors_in
 from aorta.records.stacks import StackFrame
 
 WHOLE = 0.8
@@ -328,7 +328,7 @@ class NeedlessOperators:
             elif product is not None:
                 product.read(one, result if name in PICKS and result.numel() < one.numel() else None)
         if work[0]:
-            passes = 1 + sum(one.requires_grad and one.dim() > 1 for one in given)
+            passes = num_passes(given)
             for one in tensors_in(result):
                 self._products_read[one.untyped_storage()._cdata] = _Product(one, work[0], passes, at)
 
@@ -513,7 +513,7 @@ class NeedlessOperators:
             if name == "im2col" or (made is not None and name == "clone"):
                 self._columns[result.untyped_storage()._cdata] = result, num_bytes + work[1]
             elif made is not None and work[0] and all(map(self._is_weight, beside)):
-                passes = 1 + sum(each.requires_grad and each.dim() > 1 for each in given)
+                passes = num_passes(given)
                 self.unfolded[at] += passes * work[0]
                 self.unfolded_bytes[at] += 2 * num_bytes
 

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_leaves
 
-from aorta.attach.without_data import tensors_in
+from aorta.attach.without_data import num_passes, tensors_in
 from aorta.records.stacks import StackFrame
 
 TO_WRITE_TO = re.compile("(new_)?(zeros|ones|full|empty)(_like|_strided)?$|clone$|arange$")
@@ -62,7 +62,7 @@ class RepeatedOperators:
         if is_drawn or not any(work) or not made or TO_WRITE_TO.match(func._overloadpacket.__name__):
             return
         if self._made.setdefault(value, _key(made[0])) != _key(made[0]) and is_counted:
-            passes = 1 + sum(one.requires_grad and one.dim() > 1 for one in given)
+            passes = num_passes(given)
             self.flops[line] += passes * work[0]
             self.bytes[line] += (2 if passes > 1 else 1) * work[1]
 

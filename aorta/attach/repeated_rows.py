@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from aorta.attach.without_data import tensors_in
+from aorta.attach.without_data import num_passes, tensors_in
 from aorta.records.stacks import StackFrame
 
 COPIES = ("clone", "_to_copy", "repeat")
@@ -48,9 +48,8 @@ class RepeatedRows:
             for rows, weight in (given[-2:], given[-1:-3:-1]) if len(given) > 1 else ():
                 part = self._part(rows)
                 if part < 1 and is_weight(weight):
-                    passes = 1 + sum(one.requires_grad and one.dim() > 1 for one in given)
                     more_bytes = max(result.nbytes - rows.nbytes, 0)
-                    saved = passes * (1 - part) * flops - FLOPS_OF_A_BYTE * more_bytes
+                    saved = num_passes(given) * (1 - part) * flops - FLOPS_OF_A_BYTE * more_bytes
                     self.flops[line] += max(round(saved), 0)
             return
         made = tensors_in(result)
@@ -63,18 +62,6 @@ class RepeatedRows:
             part = min(self._part(given[0]) * given[0].numel() / made[0].numel(), 1.0)
         if part < 1 and made[0].shape[-1] >= given[0].shape[-1]:
             self._rows[made[0].untyped_storage()._cdata] = _Rows(made[0], part)
-
-    def _count(
-        self,
-        rows: torch.Tensor,
-        result: Any,
-        flops: float,
-        line: StackFrame | None,
-        given: list[torch.Tensor],
-    ) -> None:
-        more_bytes = max(sum(one.nbytes for one in tensors_in(result)) - rows.nbytes, 0)
-        passes = 1 + sum(one.requires_grad and one.dim() > 1 for one in given)
-        self.flops[line] += max(round(passes * flops - FLOPS_OF_A_BYTE * more_bytes), 0)
 
     def _part(self, one: torch.Tensor) -> float:
         """Of the rows of a tensor, that differ; 1 of what takes them apart."""

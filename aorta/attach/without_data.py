@@ -58,6 +58,15 @@ def tensors_in(nested: Any) -> list[torch.Tensor]:
     return [tensor for one in nested for tensor in tensors_in(one)]
 
 
+def is_sparse(tensor: torch.Tensor) -> bool:
+    return tensor.layout is not torch.strided
+
+
+def num_passes(given: list[torch.Tensor]) -> int:
+    """Products of an operator on these: the forward pass's, and the gradients of those that have some."""
+    return 1 + sum(one.requires_grad and one.dim() > 1 for one in given)
+
+
 def _has_data(tensor: torch.Tensor) -> bool:
     """A number without dimensions of the host may meet tensors of any device."""
     return (
