@@ -159,9 +159,8 @@ class StackSampler:
         cpu_s = self._cpu_s - self._again_cpu_s
         # Evenly: a sample that stands for a longer time tells no more than another one.
         even_s = cpu_s / self._num_samples / share
-        fewest = (
-            1.0 if self._is_first_use() else 0.0
-        )  # what may be taken at once is for steps that are judged
+        # What may be taken at once is for steps that are judged.
+        fewest = 1.0 if self._is_first_use() else 0.0
         return max(period_s, even_s * min(max(1 + (cpu_s - allowed_s) / DEBT_S, fewest), 2.0))
 
     def _look_again(self, wait_s: float, stopping: threading.Lock) -> float:

@@ -380,19 +380,23 @@ def _collected_for_batches(judged: Run, losses: list[CauseFinding]) -> list[Caus
     makes a batch, the batch's rows are these, and it goes with them."""
     data = next((one for one in losses if one.kind == "data_loading"), None)
     garbage = next((one for one in losses if one.kind == "garbage_collection"), None)
-    if data is None or garbage is None or "workers" in program_of(judged.noted)[0]:
+    if (
+        data is None
+        or garbage is None
+        or "asked_at" in garbage.facts
+        or "workers" in program_of(judged.noted)[0]
+    ):
         return losses
     steps, within, whole = set(judged.global_step[judged.judged_steps].tolist()), 0.0, 0.0
     for record in (one for one in judged.records(judged.ranks[0]) if one.global_step in steps):
         spans = record.host_spans or []
         loads = [span for span in spans if span.kind == "data"]
         for span in (span for span in spans if span.kind == "garbage_collection"):
-            is_within = any(one.start_ms <= span.start_ms and span.end_ms <= one.end_ms for one in loads)
-            whole, within = (
-                whole + span.end_ms - span.start_ms,
-                within + is_within * (span.end_ms - span.start_ms),
-            )
-    if within < NEARLY_ALL * whole or "asked_at" in garbage.facts:
+            length_ms = span.end_ms - span.start_ms
+            whole += length_ms
+            if any(one.start_ms <= span.start_ms and span.end_ms <= one.end_ms for one in loads):
+                within += length_ms
+    if within < NEARLY_ALL * whole:
         return losses
     both_ms = data.ms + garbage.ms
     part = garbage.mean_ms / float(both_ms.mean())
