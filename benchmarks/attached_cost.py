@@ -76,6 +76,7 @@ class Switch:
         recorder = attachment.session._recorder
         self._sampling, self._journal = recorder._sampling, recorder.journal
         self._sources, self._steps = recorder._sources, recorder.steps
+        self.folder = str(recorder.output_dir)  # a run ends with its process group, before this is told
         self._hooks: list[tuple[Any, int, Any]] = []
         self._functions: list[tuple[Any, str, Any, Any]] = []
         self._off_at: tuple[int, ...] | None = None
@@ -367,6 +368,16 @@ class Turns:
             event.record()
         return event, time.perf_counter_ns(), sum(launching_ms().values())
 
+    def close_before_groups(self) -> None:
+        """Close before the process groups are destroyed: the run ends with them."""
+        destroy = torch.distributed.destroy_process_group
+
+        def destroy_process_group(*args: Any, **options: Any) -> None:
+            self.close()
+            destroy(*args, **options)
+
+        torch.distributed.destroy_process_group = destroy_process_group
+
     def close(self) -> None:
         """Put everything on for the rest of the run, and keep what was measured."""
         switch = self._switch
@@ -377,10 +388,9 @@ class Turns:
         switch.record_none()
         if torch.cuda.is_available() and torch.cuda.is_initialized():
             torch.cuda.synchronize()
-        recorder = switch._attachment.session._recorder
         meter = switch._sampling.meter
         self._found = {
-            "folder": None if recorder is None else str(recorder.output_dir),
+            "folder": switch.folder,
             "rank": int(os.environ.get("RANK", 0)),
             "world_size": int(os.environ.get("WORLD_SIZE", 1)),
             "rows": [row_of(*row) for row in self._rows],
@@ -544,6 +554,7 @@ def main() -> None:
     if own:
         short_loop()
     else:
+        turns.close_before_groups()
         sys.argv = options.program
         sys.path[0] = str(Path(options.program[0]).absolute().parent)
         with contextlib.suppress(SystemExit):
