@@ -667,14 +667,15 @@ def test_idle_time_behind_the_update_is_the_programs_own_code(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("frame", "copied_ms", "is_told"),
+    ("sent_ms", "copied_ms", "is_told"),
     [
-        pytest.param("sent", 3.0, True, id="weights"),
-        pytest.param("sent", 0.1, False, id="single-values"),
-        pytest.param("item", 3.0, False, id="copies-of-other-code"),
+        pytest.param(9.0, 3.0, True, id="weights"),
+        pytest.param(3.0, 3.0, True, id="weights-and-what-is-done-to-them"),
+        pytest.param(9.0, 0.1, False, id="single-values"),
+        pytest.param(0.0, 3.0, False, id="copies-of-other-code"),
     ],
 )
-def test_code_that_copies_tensors_to_the_host_may_work_on_the_device(tmp_path, frame, copied_ms, is_told):
+def test_code_that_copies_tensors_to_the_host_may_work_on_the_device(tmp_path, sent_ms, copied_ms, is_told):
     """An average of the weights that is kept on the host."""
     copies = {"device_to_pageable": copied_ms}
     few = KernelSums(num_kernels=50, classes={"gemm": (25.0, 50)}, top=[(0, 25.0, 50)], copies=copies)
@@ -685,7 +686,9 @@ def test_code_that_copies_tensors_to_the_host_may_work_on_the_device(tmp_path, f
 
     folder = run_of(tmp_path / "run", make, steps=STEPS)
     for rank in (0, 1):
-        write_stacks(folder, rank, (frame, "rest", "runs", 9.0), COMMON, steps=STEPS)
+        parts = [("sent", "rest", "runs", 3.0)] * round(sent_ms / 3)
+        parts += [("item", "rest", "runs", 3.0)] * (3 - len(parts))
+        write_stacks(folder, rank, *parts, COMMON, steps=STEPS)
     (first, *_) = causes(judge(load_run(folder, "run"), 1))
     assert first.line.text == "augment(), straggler.py:5"
     assert ("which copies tensors to the host" in first.subject) == is_told

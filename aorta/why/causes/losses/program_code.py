@@ -112,6 +112,8 @@ COPIES = re.compile(r"(^|[._])(to|to_device|cuda|copy_|prepare_input)$")
 """Functions that hand a batch to the device."""
 TO_HOST = re.compile(r"(^|[._])(to|cpu|copy_|_to_copy|numpy)$")
 """Functions that may copy to the host."""
+COPYING = 0.25
+"""Part of code that copies, from which on what else it does is work on what was copied."""
 HANDS_NUMBERS = re.compile(r"torch\.(tensor|as_tensor)|((torch|Tensor)\.)?(to|cuda)|broadcast_all")
 """Functions that may give the device a tensor of Python's numbers; the last is of torch.distributions."""
 OF_NUMBERS = "broadcast_all"
@@ -605,12 +607,12 @@ def dealt(judged: Run, lines: Iterable[str], of_line: int = 0) -> dict[str, Any]
 
 
 def _sent_to_host(judged: Run, paths: list[list[StackFrame]], ms: float) -> dict[str, Any]:
-    """Facts of code most of which copies tensors, where the device's copies to the host are enough of it: of
-    single values they take no time."""
+    """Facts of code that copies tensors and works on them, where the device's copies to the host are enough
+    of it: of single values they take no time."""
     to_host = [kind for kind in operations(judged.metrics, COPY_TIME) if kind.startswith("device_to_p")]
     copied_ms = sum(judged.mean_of(of_operation(COPY_TIME, kind)) or 0.0 for kind in to_host)
     num = sum(bool(TO_HOST.search(path[-1].function)) for path in paths)
-    if 2 * num <= len(paths) or copied_ms < LARGE * ms:
+    if num < COPYING * len(paths) or copied_ms < LARGE * ms:
         return {}
     return {
         "origin": "sent_to_host",
