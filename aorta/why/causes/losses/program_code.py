@@ -164,14 +164,8 @@ def program_code(
         facts: dict[str, Any] = {"at": seen.first, "often": f"{num:.0f}", "read_ms": float(ms.mean())}
         takes: dict[tuple[str, ...], float] = {("synchronisation", *DEVICE_CELLS): 1.0}
         yield CauseFinding("synchronisation", ms, takes, facts, num_samples=num_samples)
-    handing = _handing_numbers(judged, account, samples)
-    if handing is not None:
-        ms, num_samples = handing.common_ms(whole, account)
-        facts = {"op": "numbers", "at": heaviest(handing.stacks), "handing_ms": float(ms.mean())}
-        wait = CauseFinding("synchronisation", ms, {DEVICE_CELLS: 1.0}, facts, num_samples=num_samples)
-        # No note tells how long the device idles behind the wait, which may be longer than the wait.
-        wait.more_ms = max(account.mean_ms("launch") - wait.mean_ms, 0.0)
-        yield wait
+    handing, of_handing = _handing_numbers(judged, account, samples)
+    yield from of_handing
     loops = {function for one in samples for function in _loops(one)}
     forward = Seen.where(samples, lambda one: one.in_phase("forward"))
     has_no_model = judged.noted.not_measured.get("flops_per_step") in (NO_CALL, NO_OPTIMIZER)
@@ -200,7 +194,7 @@ def program_code(
         path = one.path(row)
         is_behind = one.is_behind[row] or not (only_behind or is_of_loss(path))
         at = line_of(innermost(path))
-        is_known = handing is not None and at in handing.lines and _may_hand_numbers(path[-1])
+        is_known = at in handing and _may_hand_numbers(path[-1])
         return is_behind and at not in asked_for and not is_known
 
     grouped = [
@@ -418,24 +412,32 @@ def _may_hand_numbers(leaf: StackFrame) -> bool:
     return leaf.file in ("", "torch") and HANDS_NUMBERS.fullmatch(leaf.function) is not None
 
 
-def _handing_numbers(judged: Run, account: Account, samples: list[Samples]) -> Seen | None:
-    """Of the line, if there is one, in which the thread waits most as it hands numbers to the device: a copy
-    of memory that is not pinned comes back when the device has done all that was launched before."""
+def _handing_numbers(
+    judged: Run, account: Account, samples: list[Samples]
+) -> tuple[set[Line], list[CauseFinding]]:
+    """The line, if there is one, in which the thread waits most as it hands numbers to the device, and that
+    loss: a copy of memory that is not pinned comes back when the device has done all that was launched."""
     copied_ms = judged.mean_of(of_operation(COPY_TIME, "pageable_to_device"))
     if not account.on_device or not copied_ms:
-        return None
+        return set(), []
     may_be = Seen.where(samples, lambda one: one.leaf_is(_may_hand_numbers))
     by_line = may_be.by(lambda path: line_of(innermost(path)))
     seen = max(by_line.values(), key=lambda of_line: of_line.num, default=may_be)
     at = seen.first
     if at is None or seen.fewest < FEWEST:
-        return None
-    ms = float(seen.common_ms(judged.whole or judged, account)[0].mean())
-    is_wait = ms >= max(2 * LEAST * account.mean_step_ms, WAITED_OF_NUMBERS * copied_ms)
+        return set(), []
+    ms, num_samples = seen.common_ms(judged.whole or judged, account)
+    is_wait = ms.mean() >= max(2 * LEAST * account.mean_step_ms, WAITED_OF_NUMBERS * copied_ms)
     if seen.paths[0][-1].function != OF_NUMBERS:
         source = source_of(at.file, judged.noted)
         is_wait &= source is not None and hands_numbers(source.tree, at.line)
-    return seen if is_wait else None
+    if not is_wait:
+        return set(), []
+    facts = {"op": "numbers", "at": heaviest(seen.stacks), "handing_ms": float(ms.mean())}
+    wait = CauseFinding("synchronisation", ms, {DEVICE_CELLS: 1.0}, facts, num_samples=num_samples)
+    # No note tells how long the device idles behind the wait, which may be longer than the wait.
+    wait.more_ms = max(account.mean_ms("launch") - wait.mean_ms, 0.0)
+    return seen.lines, [wait]
 
 
 def code_in_passes(judged: Run, account: Account, losses: list[CauseFinding]) -> Iterator[CauseFinding]:
