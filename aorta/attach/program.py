@@ -171,7 +171,6 @@ class ProgramNotes:
         hooks = [hook for one in self._replicas for hook, _ in getattr(one, "_comm_hooks", None) or ()]
         self._modes = {
             "anomaly_detection": torch.is_anomaly_enabled(),
-            "deterministic": torch.are_deterministic_algorithms_enabled(),
             "cudnn_benchmark": torch.backends.cudnn.benchmark,
             "float32_matmul_precision": torch.get_float32_matmul_precision(),
             "compiled_frames": int(frames.get("ok", 0)),
@@ -269,6 +268,7 @@ def _slowed_by(torch: Any) -> dict[str, tuple[str, int] | None]:
     asked = getattr(torch._C, "_cuda_isHistoryEnabled", None)
     has_device = accelerator().is_initialized()
     history = asked is not None and has_device and asked()
+    in_order = torch.are_deterministic_algorithms_enabled()
     is_on = {
         ("tracer", "settrace("): sys.gettrace() is not None,
         ("profile", "Profile("): sys.getprofile() is not None or _is_monitored(),
@@ -276,6 +276,10 @@ def _slowed_by(torch: Any) -> dict[str, tuple[str, int] | None]:
         ("memory_history", "_record_memory_history("): history,
         ("mkldnn", "backends.mkldnn."): not torch.backends.mkldnn.enabled,
         ("cudnn_benchmark", "cudnn.benchmark"): has_device and torch.backends.cudnn.benchmark,
+        ("cudnn_deterministic", "cudnn.deterministic"): has_device and torch.backends.cudnn.deterministic,
+        ("deterministic", "use_deterministic_algorithms("): in_order,
+        ("filled", "fill_uninitialized_memory"): in_order
+        and torch.utils.deterministic.fill_uninitialized_memory,
     }
     modules = [*sys.modules.values()] if any(is_on.values()) else []
     return {name: _line_with(text, modules) for (name, text), is_one in is_on.items() if is_one}

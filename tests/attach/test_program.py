@@ -294,14 +294,19 @@ def test_what_slows_each_call_or_allocation_is_read_where_it_is_on(notes):
     off = notes.described()["modes"]["slowed_by"]
     tracemalloc.start(1)
     sys.setprofile(lambda *_: None)
+    torch.use_deterministic_algorithms(True)
     try:
         with torch.backends.mkldnn.flags(enabled=False):
             notes.read_modes(torch)
     finally:
+        torch.use_deterministic_algorithms(False)
         sys.setprofile(None)
         tracemalloc.stop()
     assert off == {}
-    assert notes.described()["modes"]["slowed_by"].keys() == {"profile", "tracemalloc", "mkldnn"}
+    assert notes.described()["modes"]["slowed_by"].keys() == {
+        *("profile", "tracemalloc", "mkldnn"),
+        *("deterministic", "filled"),
+    }
 
 
 def profiled(notes, work, profile=None):

@@ -53,6 +53,14 @@ CONVOLUTION = re.compile(r"[fdw](prop|grad)|conv")
 COLUMNS = re.compile(r"(im2|vol2|2)col|col2(im|vol)")
 INDEXED = re.compile(r"^indexing_backward_kernel")
 """Kernels of the backward pass of table[index], which add the rows of equal indices one after the other."""
+SORTS = re.compile(r"(Radix|Merge)Sort")
+"""Kernels of cub and thrust, which bring the indices of such sums into their order."""
+IN_PARTS = re.compile(r"\b(interpolate|Upsampl\w*|ReplicationPad\w*)\(|mode=.replicate")
+"""What deterministic algorithms compute with operators of indices, products and sums."""
+NOT_ALL = (
+    "it is what these kernels take, and others in their place would take some of it; what convolutions, and"
+    " elementwise operators of interpolate() with deterministic algorithms, take longer is not in it"
+)
 COLUMNS_SAVE = 0.7
 """Of the products of one image after the other beside such copies, that cuDNN does not take: 5.2 ms for 18.4
 on an H200."""
@@ -81,6 +89,8 @@ TRANSFORM = "batch_norm_transform_input_kernel"
 PASSES = {TRANSFORM: 2, "batch_norm_collect_statistics_kernel": 1, "batch_norm_backward_kernel": 5}
 """Of ATen's BatchNorm in NCHW, by its kernels' names for people: how often one reads or writes what is
 normalized. The first is bound by memory; of the others what takes longer is lost to strides."""
+LARGE_CONVOLUTIONS = 0.3
+"""Of a step."""
 LARGE_PADDING = 0.3
 """Of tokens: batches of lengths that chance put together have some."""
 HALF, NEARLY_ALL = 0.5, 0.9
@@ -189,7 +199,7 @@ AS_SEEN, OF_ITS_LINE = ("grown", "hoisted", "unchanged", "twice", "before"), ("g
 def needless_work(judged: Run, account: Account) -> Iterator[CauseFinding]:
     """Without what is too little to name, which would take from what is."""
     for finding in _all_of_it(judged, account):
-        if finding.mean_ms >= LEAST * account.mean_step_ms:
+        if finding.is_risk or finding.mean_ms >= LEAST * account.mean_step_ms:
             yield finding
 
 
@@ -207,7 +217,7 @@ def _all_of_it(judged: Run, account: Account) -> Iterator[CauseFinding]:
             norm_ms = sum(positive(_time_of(judged, [name]) - PASSES[name] * pass_ms) for name in of_norm)
             ms, facts["norm_ms"] = ms + norm_ms, float(np.mean(norm_ms))
         others = [name for name in names if NCHW.search(name) and name not in of_cudnn]
-        more_ms = float(_time_of(judged, others).mean()) if others else 0.0
+        more_ms = float(_time_of(judged, others).mean())
         yield CauseFinding("compute", ms, TAKES, facts=facts, more_ms=more_ms)
     if work is not None and work.copies:
         yield from _layout_copies(judged, [name for name in names if LAYOUT_COPY.search(name)], work)
@@ -218,7 +228,10 @@ def _all_of_it(judged: Run, account: Account) -> Iterator[CauseFinding]:
         facts = {"op": "columns", "what": "inputs of convolutions copied into columns"}
         facts |= {"columns_ms": float(ms.mean()), "kernel": columns[0]}
         yield CauseFinding("compute", ms + np.minimum(products_ms, ms), TAKES, facts=facts)
-    if indexing := [name for name in names if INDEXED.search(name)]:
+    slowed_by = noted_modes(judged.noted).get("slowed_by") or {}
+    if account.on_device and slowed_by.keys() & {"deterministic", "cudnn_deterministic"}:
+        yield from _deterministic(judged, account, names, slowed_by)
+    if (indexing := [name for name in names if INDEXED.search(name)]) and "deterministic" not in slowed_by:
         yield from _one_after_the_other(judged, indexing)
     if not account.on_device and _is_in_fp64(judged, work):
         ms = work_ms_of(account)
@@ -316,8 +329,7 @@ def _emulated(judged: Run, account: Account, work: WorkOfStep) -> Iterator[Cause
 
 def _layout_copies(judged: Run, names: list[str], work: WorkOfStep) -> Iterator[CauseFinding]:
     """Those that lines of the program ask for, of the kernels that make them and what others ask for."""
-    num = sum(judged.mean_of(of_operation(NAME_COUNT, name)) or 0.0 for name in names)
-    if num:
+    if num := sum(_count_of(judged, name) for name in names):
         ms = _time_of(judged, names) * min(work.copies / num, 1.0)
         facts = {
             "op": "layout",
@@ -419,7 +431,7 @@ def _wide_kernels(judged: Run, names: list[str], work: WorkOfStep | None) -> Ite
         if not wide or not (others[op] or op == "fp64"):
             continue
         ms = _time_of(judged, wide)
-        others_ms = float(_time_of(judged, others[op]).mean()) if others[op] else 0.0
+        others_ms = float(_time_of(judged, others[op]).mean())
         if others_ms < LARGE * ms.mean():
             if op == "fp64":
                 yield _all_in_fp64(judged, work, ms, TAKES)
@@ -697,7 +709,7 @@ def _see_launches_and_solves(found: CauseFinding, judged: Run, account: Account,
     """Beside FLOPs and bytes: the part of the kernels of linear algebra, and of what a device idles for its
     host, by operators."""
     names = [name for name in operations(judged.metrics, NAME_TIME) if SOLVES.search(name)]
-    solves_ms = work.hoisted_solves * _time_of(judged, names) if names else np.zeros(1)
+    solves_ms = work.hoisted_solves * _time_of(judged, names)
     part, num = work.hoisted_launched, sum(line.operators for line in work.lines)
     # A host that would be ahead is not, behind each solve whose error code it has read.
     reads = work.hoisted_checks > part and account.share("launch") < MOSTLY_IDLE
@@ -902,11 +914,7 @@ def _of_lookups(judged: Run, rows_bytes: float) -> Floats:
 
 def _time_of_class(judged: Run, name: str) -> Floats:
     """[step], of a device's kernels, a mean over ranks."""
-    metric = of_operation(TIME, name)
-    if metric not in judged.metrics:
-        return np.zeros(1)
-    by_step: Floats = positive(judged.values(metric)).mean(axis=0)
-    return by_step
+    return _time_of(judged, [name] if of_operation(TIME, name) in judged.metrics else [], TIME)
 
 
 class MemoryUsed(NamedTuple):
@@ -922,16 +930,44 @@ def memory_used(judged: Run) -> MemoryUsed | None:
     return MemoryUsed(float(np.nanmax(peak)), float(limit))
 
 
+def _deterministic(
+    judged: Run, account: Account, names: list[str], slowed_by: dict[str, tuple[str, int] | None]
+) -> Iterator[CauseFinding]:
+    """What kernels that sum in a fixed order, and those that fill new memory, take: at most that is saved, as
+    others take their place. Of convolutions no record tells what other kernels would take, nor of what
+    interpolates which of the small ones are its own. Of convolutions alone it has no size."""
+    convs = [name for name in names if CONVOLUTION.search(name)]
+    convs_ms = float(_time_of(judged, convs).mean())
+    is_whole = "deterministic" in slowed_by
+    file, line = slowed_by["deterministic" if is_whole else "cudnn_deterministic"] or ("", 0)
+    facts: dict[str, object] = {"op": "deterministic", "origin": None if is_whole else "cudnn"}
+    facts |= {"what": "deterministic algorithms", "convs_ms": convs_ms or None}
+    facts["at"] = StackFrame(file, line, "<module>", True) if line else None
+    in_order = [name for name in names if is_whole and (INDEXED.search(name) or SORTS.search(name))]
+    fills = [name for name in names if "filled" in slowed_by and ZEROS.search(name)]
+    ms, filled_ms = _time_of(judged, in_order), _time_of(judged, fills)
+    facts |= {"ordered_ms": float(ms.mean()) or None, "ordered_kernel": next(iter(in_order), None)}
+    ms, facts["filled_ms"] = ms + filled_ms, float(filled_ms.mean()) or None
+    if ms.mean() >= LARGE * account.mean_step_ms:
+        facts |= {"is_most": True, "not_known": "what other kernels take in their place"}
+        is_more = bool(convs) or any(IN_PARTS.search(one.text) for one in pieces_of_run(judged))
+        if is_more:
+            facts |= {"is_most": False, "unbounded": "what all kernels take without them is not known"}
+        found = CauseFinding("compute", ms, TAKES, facts=facts)
+        found.evidence = [NOT_ALL] if is_more else []
+        yield found
+    elif convs_ms >= LARGE_CONVOLUTIONS * account.mean_step_ms:
+        facts["why_no_size"] = "no record tells how long the kernels take that cuDNN would choose"
+        yield CauseFinding("compute", np.zeros(judged.num_judged), {}, facts, is_risk=True)
+
+
 def _one_after_the_other(judged: Run, names: list[str]) -> Iterator[CauseFinding]:
     """Where a kernel takes longer than to read and write all that is allocated, twice, it waits for sums: of
     different indices it would be done."""
     used, hardware = memory_used(judged), part_of_device(judged)
     if used is None or hardware is None:
         return
-    ms, num = (
-        _time_of(judged, names),
-        sum(judged.mean_of(of_operation(NAME_COUNT, one)) or 0.0 for one in names),
-    )
+    ms, num = _time_of(judged, names), sum(_count_of(judged, name) for name in names)
     moving_ms = 1e3 * 4 * used.peak_bytes / hardware.memory.sustained_hbm_bytes_per_s
     if num and ms.mean() >= num * moving_ms:
         facts = {
@@ -942,8 +978,8 @@ def _one_after_the_other(judged: Run, names: list[str]) -> Iterator[CauseFinding
         yield CauseFinding("compute", ms, TAKES, facts=facts | {"kernel_of_index": names[0]})
 
 
-def _time_of(judged: Run, names: list[str]) -> Floats:
-    """[step], of kernels of these names, a mean over ranks."""
-    total: Floats = np.sum([positive(judged.values(of_operation(NAME_TIME, name))) for name in names], axis=0)
-    by_step: Floats = total.mean(axis=0)
+def _time_of(judged: Run, names: list[str], metric: str = NAME_TIME) -> Floats:
+    """[step], of kernels of these names, a mean over ranks; one 0 of none."""
+    values = [positive(judged.values(of_operation(metric, name))).mean(axis=0) for name in names]
+    by_step: Floats = np.sum(values or [np.zeros(1)], axis=0)
     return by_step
