@@ -43,9 +43,9 @@ class Discarded(NamedTuple):
     optimizer: int
     """Whose parameters get these gradients."""
     calls: list[Call]
-    """That the pass goes through."""
+    """That its passes go through."""
     line: StackFrame | None
-    """Of the pass."""
+    """Of the passes."""
     is_alone: dict[int, bool]
     """By number of a call: no other pass goes through it."""
 
@@ -99,12 +99,15 @@ class DiscardedGradients:
         trains, or its gradients were put together from several."""
         taken = {given.optimizer for all_given, *_ in self._passes for given in all_given if given.is_taken}
         times = Counter(call.number for _, calls, _ in self._passes for call in calls)
-        return [
-            Discarded(given.optimizer, calls, line, {call.number: times[call.number] == 1 for call in calls})
-            for all_given, calls, line in self._passes
-            for given in all_given
-            if given.is_set_back and given.optimizer in taken and any(one.is_taken for one in all_given)
-        ]
+        found: dict[tuple[int, StackFrame | None], Discarded] = {}
+        for all_given, calls, line in self._passes:
+            for given in all_given:
+                if given.is_set_back and given.optimizer in taken and any(one.is_taken for one in all_given):
+                    # A line may have many of a step's passes, as a critic's that learns five times.
+                    one = found.setdefault((given.optimizer, line), Discarded(given.optimizer, [], line, {}))
+                    one.calls.extend(calls)
+                    one.is_alone.update({call.number: times[call.number] == 1 for call in calls})
+        return list(found.values())
 
 
 def is_set_back(parameter: Any) -> bool:

@@ -529,7 +529,7 @@ class ModelCalls:
     def _of_discarded(
         self, kinds: dict[Any, tuple[Module, Any, Any]], counted: "dict[Any, Count]"
     ) -> dict[str, Any]:
-        """FLOPs of gradients that are set back before an optimizer takes them, of the pass with most, and
+        """FLOPs of gradients that are set back before an optimizer takes them, of the line with most, and
         what of them the step has beside those that each call has once."""
         found: list[dict[str, Any]] = []
         for one in self._graphs.discarded.found():

@@ -1839,6 +1839,7 @@ def test_backward_passes_through_the_same_operators(form):
     [
         # All of the generator's backward pass, but for the gradient of the noise.
         ("not detached", 3 * PRODUCT, 3 * PRODUCT),
+        ("not detached, three times", 3 * 3 * PRODUCT, 3 * PRODUCT),
         ("of the judge", 2 * PRODUCT, 0),
         ("of the judge, set to zero", 2 * PRODUCT, 0),
         ("detached, and frozen", 0, 0),
@@ -1856,7 +1857,7 @@ def test_gradients_that_are_set_back_before_an_optimizer_takes_them(form, discar
     if form == "one optimizer":
         optimizers = [torch.optim.SGD([*of_each[0], *of_each[1]], 1e-3)] * 2
     calls, kept = ModelCalls(), {}
-    to_none = form != "of the judge, set to zero"
+    to_none, is_whole = form != "of the judge, set to zero", form.startswith("not detached")
 
     def step_of(optimizer):
         optimizer.step()
@@ -1876,13 +1877,14 @@ def test_gradients_that_are_set_back_before_an_optimizer_takes_them(form, discar
 
     for step in range(3):
         calls.begin_step(optimizers, step)
-        made = maker(torch.ones(S, D))
-        if form != "added up":
-            optimizers[1].zero_grad(to_none)
-        passes((judge(made if form == "not detached" else made.detach()) - 1).square().mean(), 1)
+        for _ in range(3 if form.endswith("times") else 1):
+            made = maker(torch.ones(S, D))
+            if form != "added up":
+                optimizers[1].zero_grad(to_none)
+            passes((judge(made if is_whole else made.detach()) - 1).square().mean(), 1)
         if form != "added up":
             optimizers[0].zero_grad(to_none)
-        if form in ("not detached", "detached, and frozen"):
+        if is_whole or form == "detached, and frozen":
             judge.requires_grad_(False)
         passes(judge(made).square().mean(), 0)
         judge.requires_grad_(True)
@@ -1898,7 +1900,7 @@ def test_gradients_that_are_set_back_before_an_optimizer_takes_them(form, discar
     if discarded:
         assert work.discarded_at.function.endswith(".passes")
         assert work.discarded_of.function == work.discarded_at.function.partition(".<locals>")[0]
-        assert work.discarded_is_apart == (form == "not detached")
+        assert work.discarded_is_apart == is_whole
 
 
 class Scaled(nn.Module):
