@@ -36,7 +36,6 @@ from aorta.why.causes.losses.program_code import (
     calls_of_spans,
     entered,
     lines_of_spans,
-    of_group,
 )
 from aorta.why.causes.program import program_of
 
@@ -136,8 +135,7 @@ def line_of(finding: CauseFinding, judged: Run) -> CodeLine | None:
         several = samples_of_ranks(judged.whole or judged)
         group = finding.facts.get("group")
         if group is not None:
-            part = 1 / len(several)
-            stacks = [stack for one in several for stack in of_group(one, group[0], set(group[1]), part)]
+            stacks = [replace(stack, ms=stack.ms / len(several)) for stack in group]
         else:
             stacks = [stack for one in several for stack in _chosen(finding, judged, one, 1 / len(several))]
     site = _issuing_most(finding, judged)

@@ -23,6 +23,7 @@ MOST_LINES = 3
 LOOPS = (ast.For, ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
 OF_TENSORS = re.compile(r"(items|keys|values|parameters|named_\w+|buffers|state_dict)\(")
 """What loops over the tensors of a model go through, and no loop of steps does."""
+FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 OF_STEPS = {"backward", "step", "zero_grad"}
 """Methods that the loop of steps calls."""
 COLLATES = re.compile(r"(?:collate_fn|data_collator)=(?:\w+\.)*(\w+)")
@@ -149,6 +150,36 @@ def goes_through(tree: ast.Module, line: int) -> str:
         if loop.lineno <= line <= (loop.end_lineno or 0) and not calls & OF_STEPS:
             found = "tensors" if OF_TENSORS.search(ast.unparse(over)) else "entries"
     return found
+
+
+def stretch_of(tree: ast.Module, line: int, passes: set[int]) -> tuple[int, int] | None:
+    """First line of the neighbouring statements around this line without a line of the passes, or a method of
+    them, and that of the outermost loop among them that has it, else 0; None in a pass."""
+    functions = [node for node in ast.walk(tree) if isinstance(node, FUNCTIONS) and _has(node, line)]
+    body: list[ast.stmt] = max(functions, key=lambda node: node.lineno).body if functions else tree.body
+    while True:
+        found = next((place for place, one in enumerate(body) if _has(one, line)), None)
+        if found is None:
+            return None
+        if not _passes(body[found], passes):
+            break
+        parts = [body[found], *getattr(body[found], "handlers", []), *getattr(body[found], "cases", [])]
+        bodies = [getattr(part, of, []) for part in parts for of in ("body", "orelse", "finalbody")]
+        body = next((one for one in bodies if any(_has(each, line) for each in one)), [])
+    nodes = [node for node in ast.walk(body[found]) if _has(node, line)]
+    loops = [node.lineno for node in nodes if isinstance(node, (*LOOPS, ast.While))]
+    while found > 0 and not _passes(body[found - 1], passes):
+        found -= 1
+    return body[found].lineno, min(loops, default=0)
+
+
+def _has(node: ast.AST, line: int) -> bool:
+    return getattr(node, "lineno", line + 1) <= line <= (getattr(node, "end_lineno", 0) or 0)
+
+
+def _passes(statement: ast.stmt, lines: set[int]) -> bool:
+    calls = {node.attr for node in ast.walk(statement) if isinstance(node, ast.Attribute)}
+    return bool(calls & OF_STEPS) or any(_has(statement, line) for line in lines)
 
 
 def indexes_alone(tree: ast.Module, line: int) -> bool:

@@ -71,6 +71,10 @@ FRAMES = {
     "of_fit": StackFrame("torch", 0, "Tensor.backward", is_program=False),
     "later": StackFrame(TRAIN, 24, "main", is_program=True),
     "of_later": StackFrame("", 0, "torch.tensor", is_program=False),
+    "draws_one": StackFrame(TRAIN, 16, "main", is_program=True),
+    "adds_one": StackFrame(TRAIN, 17, "main", is_program=True),
+    "stacks_all": StackFrame(TRAIN, 18, "main", is_program=True),
+    "of_stacks_all": StackFrame("numpy", 0, "stack", is_program=False),
 }
 NAMES = [*FRAMES]
 CALLERS = {
@@ -109,6 +113,10 @@ CALLERS = {
     "other_task": "thread",
     "later": "",
     "of_later": "later",
+    "draws_one": "",
+    "adds_one": "",
+    "stacks_all": "",
+    "of_stacks_all": "stacks_all",
 }
 """Of the others main; '' of the outermost function of a thread."""
 

@@ -1,5 +1,6 @@
 """The line of the program that a cause names, by stacks written beside a run with a known loss."""
 
+import ast
 import os
 
 import msgspec
@@ -23,8 +24,10 @@ from aorta.records.schema import (
 from aorta.records.stacks import STACK_PHASES, StackFrame
 from aorta.why.causes.code_lines import sends_own_data, waiting_calls, waiting_line, waits_text
 from aorta.why.causes.finding import CauseFinding
+from aorta.why.causes.losses import program_code
 from aorta.why.causes.losses.program_code import _python_at, code_in_passes
 from aorta.why.causes.rank import found_causes
+from aorta.why.causes.source import Source
 from aorta.why.causes.text import causes_text, nothing_text
 from tests.account.judge.sampled_runs import MAIN, sampled, sampled_dataset
 from tests.records.run_folders import run_record
@@ -346,6 +349,37 @@ def test_lines_that_make_the_tensors_of_one_batch_are_one_loss(tmp_path):
         "main(), train.py:20",
         pytest.approx(8.0, 0.05),
     )
+
+
+LOOP = """
+    for one in rows[step]:
+        while one in seen:
+            one = draw(one)
+        {}
+    x = np.stack(kept)
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "ms"),
+    [
+        pytest.param("kept.append(one)", 6.0, id="in-a-loop-of-the-step"),
+        pytest.param("loss(one).backward()", 2.0, id="but-those-beside-a-pass"),
+        pytest.param("", None, id="without-its-source"),
+    ],
+)
+def test_lines_of_a_loop_of_python_are_one_loss(tmp_path, monkeypatch, text, ms):
+    """Each takes 2 of 36 ms; of the last one samples come late, behind the loop."""
+    folder = run_of(tmp_path, lambda rank, step, noise: plain(noise))
+    lines = ("draws_one", "adds_one", "of_stacks_all")
+    for rank in (0, 1):
+        passes = ("backward", "backward", "runs", 20.0), ("model", "forward", "runs", 10.0)
+        write_stacks(folder, rank, *passes, *((line, "rest", "runs", 2.0) for line in lines))
+    tree = ast.parse("\n" * 12 + "while True:" + LOOP.format(text)) if text else None
+    monkeypatch.setattr(program_code, "source_of", lambda file, record: tree and Source(tree, b""))
+    found = causes(judge(load_run(folder, "run")))
+    told = [(cause.line.line, cause.ms) for cause in found]
+    assert told == ([] if ms is None else [(16, pytest.approx(32.0 * ms / 36, rel=0.05))])
 
 
 @pytest.mark.parametrize(

@@ -15,19 +15,20 @@ from itertools import islice, pairwise
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from aorta.account.cause import CauseKind
+from aorta.account.cause import CauseKind, CodeLine
 from aorta.account.judge.alike import parameter_bytes
 from aorta.account.judge.cells import Account, has_point_to_point
 from aorta.account.judge.occasional import Occasions
 from aorta.account.judge.sites import sites_of
 from aorta.account.judge.stacks import (
     CALLED_OF_TORCH,
+    LATE,
     MOST_RANKS,
     Samples,
-    WeightedStack,
     heaviest,
     innermost,
     is_a_loss,
@@ -51,11 +52,13 @@ from aorta.why.causes.losses.needless import CONVOLUTION
 from aorta.why.causes.losses.seen import Line, Seen, line_of
 from aorta.why.causes.program import program_of
 from aorta.why.causes.rules import faster_form, instead_of
-from aorta.why.causes.source import hands_numbers, source_of
+from aorta.why.causes.source import goes_through, hands_numbers, source_of, stretch_of
 
 OWN = "the program's own code"
 Group = tuple[str, str, int]
-"""File, function, and in the loop itself the line; 0 elsewhere."""
+"""File, function, and in the loop itself the line; 0 elsewhere, and below 0 of several lines the first."""
+Groups = dict[Group, list[int]]
+"""Rows of samples."""
 CPU_CELLS: tuple[str, ...] = ("compute", "core_taken", "blocked")
 DEVICE_CELLS: tuple[str, ...] = ("launch", "synchronisation", "blocked", "core_taken", "copy", "idle")
 MOST_GROUPS = 3
@@ -78,10 +81,28 @@ OF_VALUES = ("torch.tensor", "torch.as_tensor", "torch.from_numpy")
 """Names of functions that make a tensor of Python's values or numpy's."""
 MOST_IN_SLOW = 0.7
 """Of a group's samples, from which on it comes in slow steps alone."""
-OF_PYTHON = (builtins, str, list, dict, set, re.Pattern, io.TextIOWrapper, io.BufferedReader)
+OF_PYTHON = (
+    *(builtins, str, list, dict, set, re.Pattern, io.TextIOWrapper, io.BufferedReader),
+    np.random.Generator,
+)
 """What has names of functions that are no operators of torch's,"""
 ALSO_OF_TENSORS = (
-    *("abs", "add", "all", "any", "detach", "max", "min", "pow", "round", "sort", "sub", "sum", "values"),
+    *(
+        "abs",
+        "add",
+        "all",
+        "any",
+        "detach",
+        "max",
+        "min",
+        "multinomial",
+        "pow",
+        "round",
+        "sort",
+        "sub",
+        "sum",
+        "values",
+    ),
 )
 """but for these."""
 SLOWING = {
@@ -177,6 +198,11 @@ def program_code(
     called = {frame for path in forward.paths for frame in path if frame.function_id in loops}
     first = min((frame.line for frame in called), default=0)
     is_by_hand = loop is not None and loop.least_bytes > 0
+    backward = Seen.where(samples, lambda one: one.in_phase("backward"))
+    last = max(
+        (frame.line for path in backward.paths for frame in path if frame.function_id in loops), default=0
+    )
+    of_all = _in_stretches(judged, samples, [_groups(one, loops) for one in samples], range(first, last + 1))
     # What the program collects of garbage is its own cause.
     asked_for = lines_of_spans(judged, "garbage_collection")
     is_slow = None if slow is None else slow[0].among(slow[1], whole.global_step[whole.judged_steps])[0]
@@ -200,11 +226,11 @@ def program_code(
     grouped = [
         {
             group: own
-            for group, rows in _groups(one, loops).items()
+            for group, rows in groups.items()
             if (own := [row for row in rows if is_own(one, row)])
             and (is_slow is None or not _are_most_in(is_slow, one, own))
         }
-        for one in samples
+        for one, groups in zip(samples, of_all, strict=True)
     ]
     # Of the call of a library's loop no code is the program's own; but what that copies it waits for as the
     # program's own code does.
@@ -229,8 +255,8 @@ def program_code(
     largest = sorted(found, key=lambda entry: -entry[3].mean())[:MOST_GROUPS]
     for place, (group, is_loop, seen, ms, num_samples) in enumerate(largest):
         paths = seen.paths
-        facts = {"what": OWN, "op": "" if _is_no_loss(paths) or not group[2] else "loop"}
-        facts |= {"part_ms": float(ms.mean()), "origin": _libraries(paths), "group": (group, tuple(loops))}
+        facts = {"what": OWN, "op": "" if _is_no_loss(paths) or group[2] <= 0 else "loop"}
+        facts |= {"part_ms": float(ms.mean()), "origin": _libraries(paths), "group": tuple(seen.stacks)}
         facts["runs"] = _called_in(paths, group[1]) if group[2] else None
         if facts["origin"] == "values" and is_below_model(paths[0]):
             facts["origin"] = None  # no data set has what the model gives
@@ -238,7 +264,8 @@ def program_code(
             row.kind == "an object" and (row.file, row.function) == group[:2] for row in sites_of(judged)
         ):
             facts["origin"] = "objects"
-        facts |= dealt(judged, [StackFrame(group[0], group[2], group[1], True).text], group[2])
+        lines = {frame.line for path in paths for frame in path if frame.function_id == group[:2]}
+        facts |= dealt(judged, [StackFrame(group[0], 0, group[1], True).text], lines if group[2] else None)
         facts |= _sent_to_host(judged, paths, facts["part_ms"]) if account.on_device else {}
         kind: CauseKind = "program_code"
         if account.on_device and ms.mean() >= LARGE * account.mean_step_ms:
@@ -257,7 +284,13 @@ def program_code(
             facts["origin"] = "device_to_pageable"
         if is_loop and kind != "copy":
             continue
-        is_small = ms.mean() < least * account.mean_step_ms or seen.may_be_chance(least / 2)
+        at = _line_of_entries(judged, seen, are_lines=group[2] < 0) if kind == "program_code" else None
+        if at is not None and group[2] <= 0:
+            facts |= {"op": "entries", "at": at}
+            is_of_values = group[2] == 0 or at.calls in OF_VALUES
+            facts["origin"] = None if facts["origin"] == "values" and not is_of_values else facts["origin"]
+        enough = least / 2 if facts["op"] == "entries" and not account.on_device else least
+        is_small = ms.mean() < enough * account.mean_step_ms or seen.may_be_chance(enough / 2)
         if kind == "program_code" and is_small:
             continue  # it would not be named, and take from what is
         yield CauseFinding(kind, ms, {cells: 1.0}, facts=facts, num_samples=num_samples)
@@ -596,11 +629,12 @@ def _not_waiting(seen: Seen, waited: dict[Line, tuple[float, float]]) -> float:
     return idle / total if total > 0 else 1.0
 
 
-def dealt(judged: Run, lines: Iterable[str], of_line: int = 0) -> dict[str, Any]:
-    """Facts of batches that a rank hands out in these lines' functions, or in one line of them; else none."""
+def dealt(judged: Run, lines: Iterable[str], only: set[int] | None = None) -> dict[str, Any]:
+    """Facts of batches that a rank hands out in these lines' functions, or only in some lines; else none."""
     functions = {text.rpartition(":")[0] for text in lines}
     rows = [row for row in sites_of(judged) if row.op in DEALS and row.kind == "a tensor"]
-    rows = [row for row in rows if row.place.rpartition(":")[0] in functions and of_line in (0, row.line)]
+    rows = [row for row in rows if row.place.rpartition(":")[0] in functions]
+    rows = [row for row in rows if only is None or row.line in only]
     num_bytes = sum(row.bytes_per_step for row in rows)
     # As many bytes as the model's are its weights: of a teacher, or of replicas that are held equal.
     are_weights = math.isclose(num_bytes, parameter_bytes(judged.noted), rel_tol=AS_MANY)
@@ -727,13 +761,6 @@ def _name(frame: StackFrame) -> str:
     return frame.outer_function.rpartition(".")[2]
 
 
-def of_group(samples: Samples, group: Group, loops: set[Function], factor: float) -> list[WeightedStack]:
-    """The samples of a finding's group; loops: as it was found with."""
-    which = np.zeros(len(samples.rows), dtype=bool)
-    which[_groups(samples, set(loops)).get(group, [])] = True
-    return samples.chosen(which, factor)
-
-
 def _loops(samples: Samples) -> Iterator[Function]:
     """Functions of the program that call backward or the optimizer."""
     which = samples.is_judged & samples.in_phase("backward", "optimizer")
@@ -749,7 +776,7 @@ def _in_both(samples: list[Samples]) -> set[Line]:
     return forward & Seen.where(samples, lambda one: one.in_phase("backward")).lines
 
 
-def _groups(samples: Samples, loops: set[Function]) -> dict[Group, list[int]]:
+def _groups(samples: Samples, loops: set[Function]) -> Groups:
     """Rows of samples by what the loop calls; of its own lines by line. A line is one with what it alone
     calls, where it makes a tensor of that and no loss: Python lets go of its lock there, so that samples come
     then which waited for it before. Not the call of a library's loop, which has samples of its own."""
@@ -777,12 +804,75 @@ def _groups(samples: Samples, loops: set[Function]) -> dict[Group, list[int]]:
     return groups
 
 
+def _in_stretches(judged: Run, samples: list[Samples], grouped: list[Groups], of_loss: range) -> list[Groups]:
+    """With the lines of a loop within the step, and neighbouring lines that are Python, as one where no pass
+    is between them: each may have too few samples. of_loss: lines between the model and its backward pass,
+    where operators in a loop may be the loss."""
+    passes: dict[Function, set[int]] = defaultdict(set)
+    for path in Seen.where(samples, lambda one: one.in_phase("forward", "backward", "optimizer")).paths:
+        for frame in path:
+            passes[frame.function_id].add(frame.line)
+    trees = {file: source.tree for file, _ in passes if (source := source_of(file, judged.noted)) is not None}
+    found: list[Groups] = [{} for _ in samples]
+    within: dict[Group, Group] = {}
+    for groups, one, joined in zip(grouped, samples, found, strict=True):
+        for group, rows in groups.items():
+            file, function, line = group
+            is_known = line > 0 and file in trees
+            stretch = stretch_of(trees[file], line, passes[file, function]) if is_known else None
+            head, loop = stretch or (0, 0)
+            is_block = loop > 0 and line not in of_loss
+            if is_block:
+                within[file, function, -loop] = file, function, -head
+            for row in rows:
+                key = -loop if is_block else -head if _is_python(one.path(row)[-1]) else line
+                joined.setdefault((file, function, key or line), []).append(row)
+    for inner, outer in within.items():
+        of_loop = Seen(samples, (groups.get(inner, []) for groups in found))
+        if inner != outer and _are_mostly_python(of_loop.paths):
+            for groups in found:
+                groups[outer] = groups.get(outer, []) + groups.pop(inner, [])
+    return found
+
+
+def _are_mostly_python(paths: list[list[StackFrame]]) -> bool:
+    return 2 * sum(path[-1].is_program or _is_python(path[-1]) for path in paths) > len(paths)
+
+
+def _line_of_entries(judged: Run, seen: Seen, are_lines: bool) -> CodeLine | None:
+    """Where most of it is, if that is Python that goes through one entry after the other. Python lets go of
+    its lock behind a loop, so that samples of that come late: are_lines of a function, of which then the loop
+    is meant."""
+    found = heaviest(seen.stacks)
+    source = None if found is None else source_of(found.file, judged.noted)
+    if found is None or source is None or not _are_mostly_python(seen.paths):
+        return None
+    in_loop = [
+        stack
+        for stack in seen.stacks
+        for frame in stack.frames
+        if frame.function_id == (found.file, found.function)
+        and goes_through(source.tree, frame.line) == "entries"
+    ]
+    at = heaviest(in_loop)
+    is_enough = sum(stack.ms for stack in in_loop) >= LATE * sum(stack.ms for stack in seen.stacks)
+    if at is None or at.function != found.function or not (found.line == at.line or are_lines and is_enough):
+        return None
+    of_line = {name: getattr(at, name) for name in ("line", "text", "calls", "entry", "doing")}
+    return msgspec.structs.replace(found, **of_line)
+
+
+def _is_python(leaf: StackFrame) -> bool:
+    """Whether it is none of torch's operators, or makes a tensor of Python's values; False of a line of the
+    program, which may be an operator's sign."""
+    return not leaf.is_program and (leaf.function in OF_VALUES or not _may_be_torchs(leaf))
+
+
 def _is_no_loss(paths: list[list[StackFrame]]) -> bool:
     """Whether more of them make tensors of Python's values, or are in libraries beside torch, than in
     operators, as a loss is that the loop itself computes."""
     called = [path[-1] for path in paths if not path[-1].is_program]
-    num = sum(_may_be_torchs(leaf) and leaf.function not in OF_VALUES for leaf in called)
-    return len(called) > 2 * num
+    return 2 * sum(map(_is_python, called)) > len(called)
 
 
 def _called_in(paths: list[list[StackFrame]], loop: str) -> str | None:
