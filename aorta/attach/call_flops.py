@@ -55,6 +55,10 @@ class Count(NamedTuple):
     """FLOPs, and bytes of operators that have none."""
     operators: tuple[int, int]
     """Of both passes beside views, and those of what is done again."""
+    ordered: Counter[StackFrame | None]
+    """Bytes of either pass that deterministic algorithms bring into an order, and nothing else would."""
+    indexed_bytes: int
+    """That CUDA's kernels bring into an order whatever is set."""
 
 
 def count_of(
@@ -114,7 +118,10 @@ def count_of(
     of_wide = watched.fp64, watched.fp32
     of_bytes = watched.num_bytes, again.num_bytes
     operators = watched.num_operators, again.num_operators
-    return Count(flops, by_line, again.flops, *of_wide, *of_bytes, needless, forward, operators)
+    if None in watched.ordered and watched.gathered:
+        watched.ordered[max(watched.gathered, key=watched.gathered.__getitem__)] += watched.ordered.pop(None)
+    of_sums = watched.ordered, watched.indexed_bytes
+    return Count(flops, by_line, again.flops, *of_wide, *of_bytes, needless, forward, operators, *of_sums)
 
 
 @contextmanager
@@ -208,6 +215,11 @@ class _Again:
 
 OF_SPARSE = ("mm", "addmm", "_sparse_addmm", "_sparse_mm", "spmm")
 """Operators that multiply a sparse matrix with a dense one."""
+ORDERED = {"index_add": 3, "index_copy": 3, "scatter_add": 3, "scatter_reduce": 3, "_unsafe_index_put": 2}
+"""Operators that CUDA computes by index_put() with sums in a fixed order where it must, and the place of what
+they put; index_put() itself does where it does not add up."""
+GATHERS = ("_unsafe_index", "index_select", "gather")
+"""Operators whose backward passes are such."""
 
 
 class _Watched(TorchDispatchMode):
@@ -229,6 +241,8 @@ class _Watched(TorchDispatchMode):
         self.num_off = 0
         """Contexts without autocast that the model is in."""
         self.fp64, self.fp32 = Counter[StackFrame | None](), Counter[StackFrame | None]()
+        self.ordered, self.gathered = Counter[StackFrame | None](), Counter[StackFrame | None]()
+        self.indexed_bytes = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if time.thread_time() > self._until_s:
@@ -280,6 +294,7 @@ class _Watched(TorchDispatchMode):
         if dtype == torch.float64 or (dtype == torch.float32 and is_off):
             by_line = self.fp64 if dtype == torch.float64 else self.fp32
             by_line[None if self.is_backward else line_of_caller()] += flops
+        self._see_order(name.rstrip("_"), args, made)
         if self.is_backward:
             self.needless.see_bytes(given, result, num_bytes, flops)
             self._by_line.see_backward(flops, num_bytes)
@@ -288,6 +303,17 @@ class _Watched(TorchDispatchMode):
             part_masked = self.needless.part_masked(name, given, result)
             self._by_line.see(func, given, made, (flops, num_bytes), part_masked)
         return result
+
+    def _see_order(self, name: str, args: Any, made: list[torch.Tensor]) -> None:
+        """Operators that put rows where indices say."""
+        is_put = name in ("index_put", "_index_put_impl")
+        if is_put and args[3:4] == (True,):
+            self.indexed_bytes += args[2].nbytes
+        elif is_put or name in ORDERED:
+            at = None if self.is_backward else line_of_caller()
+            self.ordered[at] += args[ORDERED.get(name, 2)].nbytes
+        elif name in GATHERS and not self.is_backward:
+            self.gathered[line_of_caller()] += made[0].nbytes
 
     def _sparse_product(self, func: Any, args: Any, given: list[torch.Tensor]) -> torch.Tensor:
         """Of a sparse matrix and a dense one: each entry is multiplied with a row."""

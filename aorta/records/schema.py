@@ -587,6 +587,11 @@ class WorkOfStep(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Of `flops`, and of `bytes`: products with rows of one 1, which look rows of a matrix up."""
     one_hot_bytes: float = 0.0
     one_hot_at: StackFrame | None = None
+    ordered_bytes: float = 0.0
+    """Put where indices say, in a fixed order with deterministic algorithms alone."""
+    ordered_at: StackFrame | None = None
+    indexed_bytes: float = 0.0
+    """The same in a fixed order on CUDA, whatever is set: backward passes of table[index]."""
     masked: float = 0.0
     """Of `flops`: for rows that are then multiplied by zeros of one-hot rows."""
     masked_at: StackFrame | None = None

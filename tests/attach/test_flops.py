@@ -1,5 +1,6 @@
 """FLOPs of a step that torch counts on a copy without data, beside counts by hand."""
 
+import linecache
 import random
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -856,6 +857,44 @@ def test_scores_of_attention_that_pass_through_memory(form):
     found = {"softmax": 11, "fused, not allowed": 11}.get(form, 0)
     assert work.scores_bytes == 4 * entries * found
     assert (work.scores_at is not None, work.scores_num) == ((found > 0), int(found > 0))
+
+
+class Places(nn.Module):
+    """Puts rows where indices say."""
+
+    def __init__(self, way):
+        super().__init__()
+        self.way, self.table, self.index = way, nn.Parameter(torch.ones(8, D)), torch.arange(S) % 8
+
+    def forward(self, x):
+        if self.way == "interpolate":
+            return nn.functional.interpolate(self.table.view(1, 1, 8, D), scale_factor=2, mode="bilinear")
+        if self.way == "indexed":
+            return self.table[self.index] + x
+        if self.way == "selected":
+            return self.table.index_select(0, self.index) + x
+        return self.table.index_add(0, self.index, x)
+
+
+@pytest.mark.parametrize(
+    ("way", "ordered", "indexed", "line"),
+    [
+        pytest.param("added", 4 * S * D, 0, "index_add", id="index_add"),
+        pytest.param("selected", 4 * S * D, 0, "index_select", id="its-backward-pass"),
+        pytest.param("indexed", 0, 4 * S * D, None, id="table-index"),
+        pytest.param("interpolate", 4 * 4 * 16 * 2 * D, 0, "interpolate", id="four-corners"),
+    ],
+)
+def test_what_deterministic_algorithms_bring_into_an_order(way, ordered, indexed, line):
+    model, x = Places(way), torch.zeros(S, D)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    torch.use_deterministic_algorithms(True)
+    try:
+        work = worked(model, optimizer, lambda: model(x))
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert (work.ordered_bytes, work.indexed_bytes) == (ordered, indexed)
+    assert line is None or line in linecache.getline(__file__, work.ordered_at.line)
 
 
 class Layers(nn.ModuleList):

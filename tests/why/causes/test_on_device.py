@@ -1010,7 +1010,7 @@ def test_a_network_in_fp64_takes_twice_as_long_on_a_cpu(work, dtype, found):
     assert [one.mean_ms for one in findings] == [pytest.approx(ms) for ms in found]
 
 
-def needless(kernels, work=None, peak=None, classes=None, shape=None):
+def needless(kernels, work=None, peak=None, classes=None, shape=None, modes=None):
     """(op, ms) of what is found of kernels by name, 10 of each, in a step whose compute is 30 ms."""
     values = {f"kernel_name_ms.{name}": np.full((1, 20), ms) for name, ms in kernels.items()}
     values |= {f"kernel_name_count.{name}": np.full((1, 20), 10.0) for name in kernels}
@@ -1021,8 +1021,9 @@ def needless(kernels, work=None, peak=None, classes=None, shape=None):
     record = SimpleNamespace(
         work=work,
         devices=[{"kind": "cuda", "name": "NVIDIA H200", "memory_bytes": 80 << 30}],
-        program={"optimizers": [{"parameter_bytes": 10.0, "odd_shape": shape}]},
+        program={"optimizers": [{"parameter_bytes": 10.0, "odd_shape": shape}], "modes": modes},
         command=[],
+        world_size=1,
     )
     judged = SimpleNamespace(
         metrics=values,
@@ -1373,6 +1374,24 @@ def test_deterministic_algorithms_cost_at_most_their_kernels(tmp_path, slowed_by
         assert one.change.startswith("torch.backends.cudnn" if is_of_cudnn else "torch.use_deterministic")
         assert (one.line is not None) == (slowed_by.get("deterministic") is not None)
         assert one.interval_ms is None
+
+
+@pytest.mark.parametrize(
+    ("ordered", "indexed", "ms"),
+    [
+        pytest.param(6e6, 2e6, 9.0, id="three-quarters"),
+        pytest.param(0.0, 2e6, None, id="nothing"),
+        pytest.param(0.0, 0.0, 12.0, id="nobody-knows"),
+    ],
+)
+def test_backward_passes_of_table_index_are_no_cost_of_deterministic_algorithms(
+    monkeypatch, ordered, indexed, ms
+):
+    """Of 12 ms of kernels that add in an order, of a step of 40 ms."""
+    monkeypatch.setattr(needless_module, "pieces_of_run", lambda judged: [])
+    work = WorkOfStep(ordered_bytes=ordered, indexed_bytes=indexed, ordered_at=LINE)
+    found = needless({ORDERED: 10.0, SORT: 2.0}, work=work, modes={"slowed_by": IN_ORDER})
+    assert found == ([] if ms is None else [("deterministic", pytest.approx(ms))])
 
 
 @pytest.mark.parametrize(

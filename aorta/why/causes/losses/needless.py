@@ -230,7 +230,7 @@ def _all_of_it(judged: Run, account: Account) -> Iterator[CauseFinding]:
         yield CauseFinding("compute", ms + np.minimum(products_ms, ms), TAKES, facts=facts)
     slowed_by = noted_modes(judged.noted).get("slowed_by") or {}
     if account.on_device and slowed_by.keys() & {"deterministic", "cudnn_deterministic"}:
-        yield from _deterministic(judged, account, names, slowed_by)
+        yield from _deterministic(judged, account, names, slowed_by, work)
     if (indexing := [name for name in names if INDEXED.search(name)]) and "deterministic" not in slowed_by:
         yield from _one_after_the_other(judged, indexing)
     if not account.on_device and _is_in_fp64(judged, work):
@@ -931,11 +931,16 @@ def memory_used(judged: Run) -> MemoryUsed | None:
 
 
 def _deterministic(
-    judged: Run, account: Account, names: list[str], slowed_by: dict[str, tuple[str, int] | None]
+    judged: Run,
+    account: Account,
+    names: list[str],
+    slowed_by: dict[str, tuple[str, int] | None],
+    work: WorkOfStep | None,
 ) -> Iterator[CauseFinding]:
     """What kernels that sum in a fixed order, and those that fill new memory, take: at most that is saved, as
-    others take their place. Of convolutions no record tells what other kernels would take, nor of what
-    interpolates which of the small ones are its own. Of convolutions alone it has no size."""
+    others take their place. Of the first, which table[index] has anyway, their part by bytes. Of convolutions
+    no record tells what other kernels would take, nor of what interpolates which of the small ones are its
+    own. Of convolutions alone it has no size."""
     convs = [name for name in names if CONVOLUTION.search(name)]
     convs_ms = float(_time_of(judged, convs).mean())
     is_whole = "deterministic" in slowed_by
@@ -946,6 +951,10 @@ def _deterministic(
     in_order = [name for name in names if is_whole and (INDEXED.search(name) or SORTS.search(name))]
     fills = [name for name in names if "filled" in slowed_by and ZEROS.search(name)]
     ms, filled_ms = _time_of(judged, in_order), _time_of(judged, fills)
+    if work is not None and work.ordered_bytes + work.indexed_bytes:
+        ms = ms * (part := work.ordered_bytes / (work.ordered_bytes + work.indexed_bytes))
+        facts["ordered_part"] = percent(part) if part < 1 else None
+        facts["ordered_line"] = None if work.ordered_at is None else work.ordered_at.text
     facts |= {"ordered_ms": float(ms.mean()) or None, "ordered_kernel": next(iter(in_order), None)}
     ms, facts["filled_ms"] = ms + filled_ms, float(filled_ms.mean()) or None
     if ms.mean() >= LARGE * account.mean_step_ms:
