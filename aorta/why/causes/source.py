@@ -20,10 +20,10 @@ from aorta.records.stacks import StackFrame
 MOST_FILES = 64
 MOST_BYTES = 1 << 20
 MOST_LINES = 3
-LOOPS = (ast.For, ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
+ForLoop = ast.For | ast.ListComp | ast.SetComp | ast.DictComp | ast.GeneratorExp
+Loop = ForLoop | ast.While
 OF_TENSORS = re.compile(r"(items|keys|values|parameters|named_\w+|buffers|state_dict)\(")
 """What loops over the tensors of a model go through, and no loop of steps does."""
-FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 OF_STEPS = {"backward", "step", "zero_grad"}
 """Methods that the loop of steps calls."""
 COLLATES = re.compile(r"(?:collate_fn|data_collator)=(?:\w+\.)*(\w+)")
@@ -128,8 +128,8 @@ def _assigned(line: CodeLine, found: list[Piece], pieces: list[Piece]) -> list[P
 
 def is_called_anew(tree: ast.Module, line: int, name: str) -> bool:
     """Whether a loop over tensors calls a method in this line for each of them, with nothing of it."""
-    for loop in (node for node in ast.walk(tree) if isinstance(node, LOOPS)):
-        over = loop if isinstance(loop, ast.For) else loop.generators[0]
+    for loop in (node for node in ast.walk(tree) if isinstance(node, ForLoop)):
+        over = _over(loop)
         entry, before = {*_names(over.target)}, {*ast.walk(over.iter)}
         calls = [node for node in ast.walk(loop) if isinstance(node, ast.Call) and node not in before]
         named = [call for call in calls if isinstance(call.func, ast.Attribute) and call.func.attr == name]
@@ -140,46 +140,26 @@ def is_called_anew(tree: ast.Module, line: int, name: str) -> bool:
 
 
 def goes_through(tree: ast.Module, line: int) -> str:
-    """What the innermost loop around this line goes through: tensors of a model, or entries. '' without one:
-    that of steps, which calls backward or an update, is none."""
-    found = ""
-    for loop in (node for node in ast.walk(tree) if isinstance(node, (*LOOPS, ast.While))):
-        calls = {node.attr for node in ast.walk(loop) if isinstance(node, ast.Attribute)}
-        over = loop.test if isinstance(loop, ast.While) else getattr(loop, "iter", None)
-        over = over or loop.generators[0].iter  # type: ignore[union-attr]
-        if loop.lineno <= line <= (loop.end_lineno or 0) and not calls & OF_STEPS:
-            found = "tensors" if OF_TENSORS.search(ast.unparse(over)) else "entries"
-    return found
+    """What the innermost loop around this line goes through: tensors of a model, or entries. '' without."""
+    for loop in loops_around(tree, line)[-1:]:
+        over = loop.test if isinstance(loop, ast.While) else _over(loop).iter
+        return "tensors" if OF_TENSORS.search(ast.unparse(over)) else "entries"
+    return ""
 
 
-def stretch_of(tree: ast.Module, line: int, passes: set[int]) -> tuple[int, int] | None:
-    """First line of the neighbouring statements around this line without a line of the passes, or a method of
-    them, and that of the outermost loop among them that has it, else 0; None in a pass."""
-    functions = [node for node in ast.walk(tree) if isinstance(node, FUNCTIONS) and _has(node, line)]
-    body: list[ast.stmt] = max(functions, key=lambda node: node.lineno).body if functions else tree.body
-    while True:
-        found = next((place for place, one in enumerate(body) if _has(one, line)), None)
-        if found is None:
-            return None
-        if not _passes(body[found], passes):
-            break
-        parts = [body[found], *getattr(body[found], "handlers", []), *getattr(body[found], "cases", [])]
-        bodies = [getattr(part, of, []) for part in parts for of in ("body", "orelse", "finalbody")]
-        body = next((one for one in bodies if any(_has(each, line) for each in one)), [])
-    nodes = [node for node in ast.walk(body[found]) if _has(node, line)]
-    loops = [node.lineno for node in nodes if isinstance(node, (*LOOPS, ast.While))]
-    while found > 0 and not _passes(body[found - 1], passes):
-        found -= 1
-    return body[found].lineno, min(loops, default=0)
+def loops_around(tree: ast.Module, line: int) -> list[Loop]:
+    """The outermost first; that of steps, which calls backward or an update, is none."""
+    return [
+        loop
+        for loop in ast.walk(tree)
+        if isinstance(loop, Loop)
+        and loop.lineno <= line <= (loop.end_lineno or 0)
+        and not {node.attr for node in ast.walk(loop) if isinstance(node, ast.Attribute)} & OF_STEPS
+    ]
 
 
-def _has(node: ast.AST, line: int) -> bool:
-    return getattr(node, "lineno", line + 1) <= line <= (getattr(node, "end_lineno", 0) or 0)
-
-
-def _passes(statement: ast.stmt, lines: set[int]) -> bool:
-    calls = {node.attr for node in ast.walk(statement) if isinstance(node, ast.Attribute)}
-    return bool(calls & OF_STEPS) or any(_has(statement, line) for line in lines)
+def _over(loop: ForLoop) -> ast.For | ast.comprehension:
+    return loop if isinstance(loop, ast.For) else loop.generators[0]
 
 
 def indexes_alone(tree: ast.Module, line: int) -> bool:

@@ -74,6 +74,8 @@ FRAMES = {
     "draws_one": StackFrame(TRAIN, 16, "main", is_program=True),
     "adds_one": StackFrame(TRAIN, 17, "main", is_program=True),
     "stacks_all": StackFrame(TRAIN, 18, "main", is_program=True),
+    "of_draws_one": StackFrame("", 0, "torch.tensor", is_program=False),
+    "of_adds_one": StackFrame("", 0, "torch.tensor", is_program=False),
     "of_stacks_all": StackFrame("numpy", 0, "stack", is_program=False),
 }
 NAMES = [*FRAMES]
@@ -116,6 +118,8 @@ CALLERS = {
     "draws_one": "",
     "adds_one": "",
     "stacks_all": "",
+    "of_draws_one": "draws_one",
+    "of_adds_one": "adds_one",
     "of_stacks_all": "stacks_all",
 }
 """Of the others main; '' of the outermost function of a thread."""

@@ -341,12 +341,12 @@ def test_a_metric_is_no_model_though_it_is_called_as_a_module(tmp_path, leaf, is
 def test_lines_that_make_the_tensors_of_one_batch_are_one_loss(tmp_path):
     folder = run_of(tmp_path, lambda rank, step, noise: plain(noise))
     for rank in (0, 1):
-        both = ("tensor", "rest", "runs", 5.0), ("of_later", "rest", "runs", 3.0)
+        both = ("of_draws_one", "rest", "runs", 5.0), ("of_adds_one", "rest", "runs", 3.0)
         write_stacks(folder, rank, ("backward", "backward", "runs", 24.0), *both)
     (cause,) = causes(judge(load_run(folder, "run")))
     assert (cause.kind, cause.line.text, cause.ms) == (
         "program_code",
-        "main(), train.py:20",
+        "main(), train.py:16",
         pytest.approx(8.0, 0.05),
     )
 
@@ -364,7 +364,7 @@ LOOP = """
     ("text", "ms"),
     [
         pytest.param("kept.append(one)", 6.0, id="in-a-loop-of-the-step"),
-        pytest.param("loss(one).backward()", 2.0, id="but-those-beside-a-pass"),
+        pytest.param("loss(one).backward()", 4.0, id="but-those-beside-a-pass"),
         pytest.param("", None, id="without-its-source"),
     ],
 )

@@ -22,7 +22,6 @@ from aorta.why.causes.source import (
     is_called_anew,
     pieces_of,
     source_of,
-    stretch_of,
 )
 from tests.why.causes.runs import causes, many_small, run_of, waited
 from tests.why.causes.stacks import COMMON, TRAIN, write_stacks
@@ -243,27 +242,6 @@ STEPS = "for x, y in loader:\n    loss(x, y).backward()\n"
 ])  # fmt: skip
 def test_what_a_loop_within_a_step_goes_through(text, found):
     assert goes_through(ast.parse(text), text.count("\n") + 1) == found
-
-
-STEP = """
-for x in loader:
-    x = x.float()
-    for one in x:
-        kept += [one]
-    y = model(x)
-    with autocast():
-        loss = [f(one) for one in y]
-        loss[0].backward()
-    print(loss)
-"""
-
-
-@pytest.mark.parametrize(("line", "found"), [
-    (2, None), (3, (3, 0)), (5, (3, 4)), (6, None), (8, (8, 8)), (9, None), (10, (10, 0)),
-])  # fmt: skip
-def test_lines_between_the_passes_of_a_step(line, found):
-    assert stretch_of(ast.parse(STEP), line, {6}) == found
-    assert stretch_of(ast.parse(f"def fit():{STEP}".replace("\n", "\n  ")), line, {6}) == found
 
 
 @pytest.mark.parametrize(("text", "is_alone"), [

@@ -52,7 +52,7 @@ from aorta.why.causes.losses.needless import CONVOLUTION
 from aorta.why.causes.losses.seen import Line, Seen, line_of
 from aorta.why.causes.program import program_of
 from aorta.why.causes.rules import faster_form, instead_of
-from aorta.why.causes.source import goes_through, hands_numbers, source_of, stretch_of
+from aorta.why.causes.source import goes_through, hands_numbers, loops_around, source_of
 
 OWN = "the program's own code"
 Group = tuple[str, str, int]
@@ -795,44 +795,47 @@ def _groups(samples: Samples, loops: set[Function]) -> Groups:
             continue
         if group != line and not others and _is_no_loss(Seen([samples], [groups.get(line, [])]).paths):
             groups[line] += groups.pop(group)
-    # Lines of a batch that one function makes of Python's values are one loss, with one remedy.
-    first: dict[Function, Group] = {}
-    for group in sorted(group for group in groups if group[2]):
-        makes = all(samples.path(row)[-1].function in OF_VALUES for row in groups[group])
-        if makes and (known := first.setdefault(group[:2], group)) != group:
-            groups[known] += groups.pop(group)
     return groups
 
 
 def _in_stretches(judged: Run, samples: list[Samples], grouped: list[Groups], of_loss: range) -> list[Groups]:
-    """With the lines of a loop within the step, and neighbouring lines that are Python, as one where no pass
-    is between them: each may have too few samples. of_loss: lines between the model and its backward pass,
-    where operators in a loop may be the loss."""
+    """With lines that are Python as one where no pass is between them, and the lines of a loop within the
+    step: each may have too few samples. of_loss: lines between the model and its backward pass, where
+    operators in a loop may be the loss."""
     passes: dict[Function, set[int]] = defaultdict(set)
     for path in Seen.where(samples, lambda one: one.in_phase("forward", "backward", "optimizer")).paths:
         for frame in path:
             passes[frame.function_id].add(frame.line)
     trees = {file: source.tree for file, _ in passes if (source := source_of(file, judged.noted)) is not None}
-    found: list[Groups] = [{} for _ in samples]
+    found: list[Groups] = [defaultdict(list) for _ in samples]
     within: dict[Group, Group] = {}
     for groups, one, joined in zip(grouped, samples, found, strict=True):
         for group, rows in groups.items():
             file, function, line = group
-            is_known = line > 0 and file in trees
-            stretch = stretch_of(trees[file], line, passes[file, function]) if is_known else None
-            head, loop = stretch or (0, 0)
-            is_block = loop > 0 and line not in of_loss
-            if is_block:
-                within[file, function, -loop] = file, function, -head
+            calls = passes[file, function]
+            is_apart = line > 0 and line not in calls
+            stretch = file, function, -max((call for call in calls if call < line), default=1)
+            loops = loops_around(trees[file], line) if is_apart and file in trees else []
+            first = next(
+                (
+                    loop
+                    for loop in loops
+                    if not any(loop.lineno <= call <= (loop.end_lineno or 0) for call in calls)
+                ),
+                None,
+            )
+            block = None if first is None or line in of_loss else (file, function, -first.lineno)
+            if block is not None:
+                within[block] = stretch
             for row in rows:
-                key = -loop if is_block else -head if _is_python(one.path(row)[-1]) else line
-                joined.setdefault((file, function, key or line), []).append(row)
-    for inner, outer in within.items():
-        of_loop = Seen(samples, (groups.get(inner, []) for groups in found))
-        if inner != outer and _are_mostly_python(of_loop.paths):
+                is_python = is_apart and _is_python(one.path(row)[-1])
+                joined[block or (stretch if is_python else group)].append(row)
+    for block, stretch in within.items():
+        of_block = Seen(samples, (groups[block] for groups in found))
+        if _are_mostly_python(of_block.paths):
             for groups in found:
-                groups[outer] = groups.get(outer, []) + groups.pop(inner, [])
-    return found
+                groups[stretch] += groups.pop(block)
+    return [{group: rows for group, rows in groups.items() if rows} for groups in found]
 
 
 def _are_mostly_python(paths: list[list[StackFrame]]) -> bool:
