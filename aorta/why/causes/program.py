@@ -7,7 +7,10 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from aorta.account.cause import CodeLine
 from aorta.account.judge.cores import CoresHad
+from aorta.account.judge.stacks import MOST
+from aorta.account.judge.workers import LoaderWork
 from aorta.account.load.measures import noted_modes, noted_program, num_local_ranks, usable_cores
 from aorta.account.load.rank.kernels import NAME_TIME
 from aorta.account.metrics import operations
@@ -17,7 +20,7 @@ from aorta.records.schema import RunRecord
 from aorta.records.stacks import StackFrame
 from aorta.timeline.collective import POINT_TO_POINT
 from aorta.timeline.types import TRACE_SOURCES
-from aorta.why.causes.source import pieces_of_run
+from aorta.why.causes.source import gives_rows, pieces_of_run, source_of
 
 PROGRAM = (
     *("workers_0", "workers", "workers_new", "pinned", "buckets_small", "no_buffers", "bucket_view"),
@@ -34,7 +37,7 @@ PROGRAM = (
         "sliced",
     ),
     *("expandable", "offloaded", "foreach", "buckets_usual", "iterated_anew", "own_threads"),
-    *("items_on_device", "takes_sparse", "omp_thread"),
+    *("items_on_device", "takes_sparse", "omp_thread", "rows"),
 )
 """workers_0: the training loop's DataLoader has none; workers_new: it has some, which start anew in short
 epochs. pinned: it hands out pinned memory. buckets_small, buckets_usual: DDP's are set below its default, or
@@ -53,7 +56,8 @@ workers. sliced: each rank loads what all of them train on. comm_hook: DDP's gra
 prefetched: FullyShardedDataParallel gathers ahead in both passes. expandable: so are segments of the
 allocator. offloaded: units keep their parameters on the CPU. iterated_anew: each batch is of an iterator of
 its own. takes_sparse: the optimizer
-with most parameters is one of torch.optim that updates rows of sparse gradients alone."""
+with most parameters is one of torch.optim that updates rows of sparse gradients alone. rows: batches are rows
+of tensors, fetched one by one."""
 TAKE_SPARSE = ("Adagrad", "SGD")
 OFFERS = {
     "fused": r"\bfused(?:=True| optimizer)",
@@ -91,6 +95,12 @@ PARTS = re.compile(r"(; |, )(?![^()]*\))")
 NOTHING_LEFT = "what is known to help is in force"
 HAND_OVER_MS = 1.0
 """CPU time of the process that trains to receive a batch of a worker: 0.5 to 2.8 ms for 4 kB to 13 MB."""
+TAKES_ROWS = re.compile(r"(?:TensorDataset|Subset|_MapDatasetFetcher)\.\w+ of torch|\w*collate\w* of torch")
+"""Functions of torch that fetch samples one by one and join them."""
+CONVERTS_ROWS = re.compile(r"|torch\.(?:from_numpy|as_tensor|tensor|stack)")
+ROW_MS = 0.05
+"""Of a row of a few tensors that Python fetches and joins, at most: 5 to 26 us as measured. Of larger ones
+that take longer, copies do."""
 MOST_WORKERS = 4
 CROWDED = 0.1
 """Part of the step in which others have the cores, from which on no core is free."""
@@ -309,6 +319,47 @@ def workers_of(
     if free < 1 or core_taken > CROWDED or is_used:
         names.add("no_core")
     return frozenset(names), {"workers": str(max(min(free, MOST_WORKERS), 1)), "cores": str(cores)}
+
+
+def rows_of(
+    judged: Run, line: CodeLine | None, work: LoaderWork | None, batch_ms: float
+) -> tuple[frozenset[str], dict[str, str]]:
+    """Whether the time of a batch is that of its rows, which a data set of tensors gives one by one: in the
+    name of PROGRAM, and what a data set of the program needs to give many.
+
+    work: of workers; None where the line tells. batch_ms: of a batch, in the process that makes it.
+    """
+    loader = _largest(noted_program(judged.noted).get("loaders"), "num_batches") or {}
+    if loader.get("batch_size", 0) is None:  # whole batches are asked for
+        return frozenset(), {}
+    kind, of_tensors = str(loader.get("dataset")), "TensorDataset"
+    if work is not None:
+        each_ms = [(one.ms, [_row_of(frame, kind) for frame in one.frames]) for one in work.stacks]
+        are_there = [sum(ms for ms, rows in each_ms if all(rows))]
+        are_there += [sum(ms for ms, rows in each_ms if of_tensors in rows)]
+        in_rows, in_tensors = (ms >= MOST * sum(ms for ms, _ in each_ms) for ms in are_there)
+    elif line is not None:
+        is_own = line.function == f"{kind}.__getitem__" and line.doing == "runs"
+        pattern = CONVERTS_ROWS if is_own else TAKES_ROWS
+        in_rows = pattern.fullmatch(line.calls) is not None
+        in_tensors = line.calls == f"{of_tensors}.__getitem__ of torch"
+    else:
+        return frozenset(), {}
+    is_short = batch_ms <= ROW_MS * _number(loader, "batch_size")
+    if in_tensors or (in_rows and is_short and kind == of_tensors):
+        return frozenset({"rows"}), {"takes_many": ""}
+    sources = (source_of(file, judged.noted) for file in {one.at.file for one in pieces_of_run(judged)})
+    if in_rows and is_short and any(one is not None and gives_rows(one.tree, kind) for one in sources):
+        return frozenset({"rows"}), {"takes_many": f"; {kind}.__getitem__ takes that list then"}
+    return frozenset(), {}
+
+
+def _row_of(frame: StackFrame, kind: str) -> str:
+    """The class of a data set that takes a row there, or what joins rows; '' of other work."""
+    if frame.is_program:
+        return kind if frame.outer_function == f"{kind}.__getitem__" else ""
+    is_row = TAKES_ROWS.fullmatch(frame.text) or CONVERTS_ROWS.fullmatch(frame.text)
+    return frame.function.partition(".")[0] if is_row else ""
 
 
 def crowded_at(run: RunRecord) -> StackFrame | None:

@@ -54,6 +54,7 @@ from aorta.why.causes.losses.waiting import OF_ITS_RANK, PART_KINDS, left_out, l
 from aorta.why.causes.program import (
     NOTHING_LEFT,
     program_of,
+    rows_of,
     settings_text,
     stack_of,
     without_in_force,
@@ -792,6 +793,11 @@ def cause_of(
     waited_ms = value.each_ms if finding.kind == "data_loading" else 0.0
     of_workers = workers_of(judged.noted, account.share("core_taken"), waited_ms, cores_had(judged))
     stack, facts = stack | of_workers[0], facts | of_workers[1]
+    if finding.kind == "data_loading":
+        work = None if workers is None else workers.work
+        batch_ms = value.each_ms if work is None else work.num_workers * step
+        rows = rows_of(judged, line, work, batch_ms)
+        stack, facts = stack | rows[0], facts | rows[1]
     stack -= {"one_thread", "omp_thread"} if "no_core" in stack else set()
     facts |= {"do": "do it", "at_line": "", "counted": "judged" if account.usual is None else "recorded"}
     facts["more_workers"] = (filled(WORKERS_0, facts) if "workers_0" in stack else "") or "more workers"

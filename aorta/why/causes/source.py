@@ -24,6 +24,10 @@ ForLoop = ast.For | ast.ListComp | ast.SetComp | ast.DictComp | ast.GeneratorExp
 Loop = ForLoop | ast.While
 OF_TENSORS = re.compile(r"(items|keys|values|parameters|named_\w+|buffers|state_dict)\(")
 """What loops over the tensors of a model go through, and no loop of steps does."""
+CONVERTS = frozenset(
+    ("from_numpy", "as_tensor", "tensor", "int", "float", "long", "to", "clone", "copy", "astype")
+)
+"""Functions and methods that a row needs no more of than many rows do."""
 OF_STEPS = {"backward", "step", "zero_grad"}
 """Methods that the loop of steps calls."""
 COLLATES = re.compile(r"(?:collate_fn|data_collator)=(?:\w+\.)*(\w+)")
@@ -168,6 +172,29 @@ def indexes_alone(tree: ast.Module, line: int) -> bool:
     nodes = [node for one in found for node in ast.walk(one)]
     by_name = any(isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Name) for node in nodes)
     return by_name and not any(isinstance(node, ast.Call | ast.For | ast.While) for node in nodes)
+
+
+def gives_rows(tree: ast.Module, name: str) -> bool:
+    """Whether the class of this name, a data set, has a __getitem__ that only indexes: an index of many rows
+    would give them as well. Pieces cut by its index, and entries that it takes apart, are none."""
+    classes = [node for node in ast.walk(tree) if isinstance(node, ast.ClassDef) and node.name == name]
+    functions = [node for one in classes for node in one.body if isinstance(node, ast.FunctionDef)]
+    for function in (one for one in functions if one.name == "__getitem__" and len(one.args.args) == 2):
+        nodes = [node for statement in function.body for node in ast.walk(statement)]
+        index = function.args.args[1].arg
+        called = {ast.unparse(node.func).rpartition(".")[2] for node in nodes if isinstance(node, ast.Call)}
+        cut = [one for node in nodes if isinstance(node, ast.Slice) for one in _names(node)]
+        is_apart = any(
+            isinstance(node, ast.Assign)
+            and isinstance(node.targets[0], ast.Tuple)
+            and not isinstance(node.value, ast.Tuple)
+            for node in nodes
+        )
+        others = Loop | ast.If | ast.IfExp | ast.With | ast.Try
+        is_plain = called <= CONVERTS and {*cut} <= {"self"} and not is_apart
+        indexed = [node for node in nodes if isinstance(node, ast.Subscript) and index in _names(node.slice)]
+        return bool(indexed) and is_plain and not any(isinstance(node, others) for node in nodes)
+    return False
 
 
 def hands_numbers(tree: ast.Module, line: int) -> bool:

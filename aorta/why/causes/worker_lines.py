@@ -33,6 +33,8 @@ class WorkersTold(NamedTuple):
     line: CodeLine | None
     facts: dict[str, str]
     evidence: list[str]
+    work: LoaderWork | None = None
+    """Where it tells the line."""
 
 
 def told_by_workers(finding: CauseFinding, judged: Run, stack: frozenset[str]) -> WorkersTold | None:
@@ -81,7 +83,7 @@ def told_by_workers(finding: CauseFinding, judged: Run, stack: frozenset[str]) -
     origin = "waiting" if work.sleeps >= MOST else "fetching"
     if work.fetches < UNEVEN and work.num_workers >= SEVERAL:
         origin = "uneven"
-    return WorkersTold(origin, line, facts, evidence)
+    return WorkersTold(origin, line, facts, evidence, work)
 
 
 def _kept(what: str, draws: bool | None) -> str:

@@ -26,6 +26,7 @@ FRAMES = {
     "reading": StackFrame("/job/straggler.py", 9, "augment", is_program=True),
     "own_hook": StackFrame(TRAIN, 33, "keep", is_program=True),
     "row": StackFrame("torch", 0, "TensorDataset.__getitem__", is_program=False),
+    "collate": StackFrame("torch", 0, "collate", is_program=False),
     "epoch": StackFrame("transformers", 0, "Trainer._run_epoch", is_program=False),
     "log": StackFrame("lightning", 0, "LightningModule.log_dict", is_program=False),
     "gather": StackFrame("accelerate", 0, "Accelerator.gather", is_program=False),

@@ -1,5 +1,6 @@
 """Remedies name what the program has set, and do not offer what is in force."""
 
+import os
 import re
 from types import SimpleNamespace
 
@@ -522,6 +523,40 @@ def test_rows_of_a_tensor_are_indexed_at_once_and_need_no_workers(tmp_path):
     assert (first.kind, first.line.text) == ("data_loading", "main(), train.py:20")
     assert first.change.startswith("make whole batches at once")
     assert "batch_size=None at train.py:41" in first.change
+
+
+@pytest.mark.parametrize(
+    ("frame", "loader", "is_told"),
+    [
+        pytest.param("collate", {"dataset": "TensorDataset", "batch_size": 4096}, True, id="joined"),
+        pytest.param("row", {"dataset": "Subset", "batch_size": 4096}, True, id="part-of-tensors"),
+        pytest.param("collate", {"dataset": "TensorDataset", "batch_size": 8}, False, id="large-rows"),
+        pytest.param("row", {"dataset": "TensorDataset", "batch_size": None}, False, id="whole-batches"),
+        pytest.param("collate", {"dataset": "Rows", "batch_size": 4096}, False, id="nobody-knows-of-what"),
+        pytest.param("loads", {"dataset": "TensorDataset", "batch_size": 4096}, False, id="something-else"),
+    ],
+)
+def test_small_rows_are_told_by_what_fetches_and_joins_them(tmp_path, frame, loader, is_told):
+    run = run_record(2, program={"loaders": [LOADER | loader]})
+    folder = run_of(tmp_path / "run", slow_loader, run)
+    for rank in (0, 1):
+        write_stacks(folder, rank, COMMON, (frame, "data", "runs", 9.0))
+    (first, *_) = causes(judge(load_run(folder, "run")))
+    assert first.kind == "data_loading"
+    assert first.change.startswith("make whole batches at once") == is_told
+
+
+def test_a_data_set_of_the_program_that_only_indexes_has_rows(tmp_path):
+    script = tmp_path / "train.py"
+    script.write_text("class Rows:\n    def __getitem__(self, i):\n        return self.x[i], self.y[i]\n")
+    os.utime(script, (1, 1))
+    loader = LOADER | {"dataset": "Rows", "batch_size": 4096}
+    run = run_record(2, program={"loaders": [loader]}, command=[str(script)], started_unix_ns=10**18)
+    folder = run_of(tmp_path / "run", slow_loader, run)
+    for rank in (0, 1):
+        write_stacks(folder, rank, COMMON, ("collate", "data", "runs", 9.0))
+    (first, *_) = causes(judge(load_run(folder, "run")))
+    assert "batch_size=None at train.py:41; Rows.__getitem__ takes that list then)" in first.change
 
 
 def test_workers_are_not_offered_where_no_core_is_free(tmp_path):

@@ -16,6 +16,7 @@ from aorta.records.schema import CallSite, CallSites
 from aorta.why.causes import rank, source
 from aorta.why.causes.rules import rules
 from aorta.why.causes.source import (
+    gives_rows,
     goes_through,
     hands_numbers,
     indexes_alone,
@@ -252,6 +253,23 @@ def test_what_a_loop_within_a_step_goes_through(text, found):
 ])  # fmt: skip
 def test_a_line_that_indexes_and_calls_nothing(text, is_alone):
     assert indexes_alone(ast.parse(text), 1) == is_alone
+
+
+@pytest.mark.parametrize(("body", "is_row"), [
+    ("return self.x[i], torch.from_numpy(self.y[i]).float()", True),
+    ("j = self.order[i]\n        return {'x': self.x[j, :3], 'y': int(self.y[i])}", True),
+    ("return self.x[i : i + 96]", False),  # many indices are no pieces
+    ("return self.x[i, :, : i + 1]", False),
+    ("text, label = self.rows[i]\n        return text, label", False),
+    ("return torch.stack([self.x[j] for j in self.near[i]])", False),
+    ("return self.turn(self.x[i])", False),
+    ("return self.x[i] if self.x[i, 0] else self.y[i]", False),
+    ("return torch.randn(8)", False),
+])  # fmt: skip
+def test_a_data_set_that_only_indexes(body, is_row):
+    text = f"class Rows(Dataset):\n    def __getitem__(self, i):\n        {body}\n"
+    assert gives_rows(ast.parse(text), "Rows") == is_row
+    assert not gives_rows(ast.parse(text), "Others")
 
 
 @pytest.mark.parametrize(("text", "is_handing"), [

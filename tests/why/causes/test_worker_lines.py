@@ -22,6 +22,8 @@ CALL = StackFrame("graphs", 0, "Transform.__call__", False)
 WALK = StackFrame("graphs", 0, "Walk.forward", False)
 PRODUCT = StackFrame("torch", 0, "spmm", False)
 LOAD = StackFrame("numpy", 0, "load", False)
+ROW = StackFrame("torch", 0, "TensorDataset.__getitem__", False)
+JOIN = StackFrame("torch", 0, "collate", False)
 LOADER = {"num_batches": 99, "num_epochs": 1, "site": "train.py:41", "dataset": "Rows"}
 
 
@@ -57,8 +59,8 @@ def write_workers(folder, *samples, num_workers=6, rank=0, draws=False, dataset=
         file.write(b"".join(lines))
 
 
-def folder_with(tmp_path, *samples, modes=None, make=slow_loader, script=None, **told):
-    loader = LOADER | {"num_workers": told.get("num_workers", 6)}
+def folder_with(tmp_path, *samples, modes=None, make=slow_loader, script=None, loader=(), **told):
+    loader = LOADER | {"num_workers": told.get("num_workers", 6), **dict(loader)}
     run = msgspec.structs.replace(run_record(2), program={"loaders": [loader], "modes": modes or {}})
     if script is not None:
         run = msgspec.structs.replace(run, command=[str(script)], started_unix_ns=10**18)
@@ -111,6 +113,21 @@ def test_the_programs_own_line_is_named_with_its_caller(tmp_path):
         "100 % of that is in Rows.turn(), rows.py:9, called from Rows.__getitem__(), rows.py:31" in evidence
     )
     assert first.change.count("Rows.turn(), rows.py:9") == 1
+
+
+@pytest.mark.parametrize(("batch_size", "is_told"), [(16384, True), (4, False)])
+def test_rows_of_tensors_that_workers_fetch_one_by_one_need_no_more_of_them(tmp_path, batch_size, is_told):
+    samples = ("fetches", 0.9, [ROW]), ("waits", 0.1, [])
+    loader = {"dataset": "TensorDataset", "batch_size": batch_size}
+    first, evidence = first_of(folder_with(tmp_path, *samples, loader=loader, dataset="TensorDataset"))
+    assert "100 % of that is in TensorDataset.__getitem__ of torch" in evidence
+    assert first.change.startswith("make whole batches at once")
+    joined = folder_with(
+        tmp_path / "joined", ("fetches", 0.9, [JOIN]), loader=loader, dataset="TensorDataset"
+    )
+    assert first_of(joined)[0].change.startswith("make whole batches at once") == is_told
+    nowhere = folder_with(tmp_path / "nowhere", ("fetches", 0.9, []), ("waits", 0.1, []), loader=loader)
+    assert "; most of that is in no single function" in first_of(nowhere)[1]
 
 
 def test_a_line_that_makes_what_workers_call_is_named(tmp_path):
