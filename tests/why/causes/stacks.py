@@ -77,6 +77,7 @@ FRAMES = {
     "stacks_all": StackFrame(TRAIN, 18, "main", is_program=True),
     "of_draws_one": StackFrame("", 0, "torch.tensor", is_program=False),
     "of_adds_one": StackFrame("", 0, "torch.tensor", is_program=False),
+    "prepares": StackFrame("/job/straggler.py", 11, "prepare", is_program=True),
     "of_stacks_all": StackFrame("numpy", 0, "stack", is_program=False),
 }
 NAMES = [*FRAMES]
@@ -121,6 +122,7 @@ CALLERS = {
     "stacks_all": "",
     "of_draws_one": "draws_one",
     "of_adds_one": "adds_one",
+    "prepares": "draws_one",
     "of_stacks_all": "stacks_all",
 }
 """Of the others main; '' of the outermost function of a thread."""

@@ -383,6 +383,25 @@ def test_lines_of_a_loop_of_python_are_one_loss(tmp_path, monkeypatch, text, ms)
 
 
 @pytest.mark.parametrize(
+    ("made", "ms"),
+    [
+        pytest.param("of_adds_one", 5.0, id="tensors-in-a-line-behind"),
+        pytest.param("of_stacks_all", None, id="arrays"),
+        pytest.param("of_later", None, id="behind-the-model"),
+    ],
+)
+def test_a_function_is_one_with_the_lines_that_make_tensors_of_what_it_gives(tmp_path, made, ms):
+    """A tenth of the step is neither: samples of the function come late."""
+    folder = run_of(tmp_path, lambda rank, step, noise: plain(noise))
+    for rank in (0, 1):
+        passes = ("backward", "backward", "runs", 20.0), ("model", "forward", "runs", 7.0)
+        write_stacks(folder, rank, *passes, ("prepares", "rest", "runs", 2.5), (made, "rest", "runs", 2.5))
+    found = causes(judge(load_run(folder, "run")))
+    assert [cause.ms for cause in found] == ([] if ms is None else [pytest.approx(ms, rel=0.05)])
+    assert all(cause.change.startswith("let prepare(), straggler.py run in a data set") for cause in found)
+
+
+@pytest.mark.parametrize(
     ("leaf", "ms"),
     [
         pytest.param("tensor", 32.0 * 4 / 32, id="a-tensor-of-python-s-values"),

@@ -202,7 +202,8 @@ def program_code(
     last = max(
         (frame.line for path in backward.paths for frame in path if frame.function_id in loops), default=0
     )
-    of_all = _in_stretches(judged, samples, [_groups(one, loops) for one in samples], range(first, last + 1))
+    of_all = [_groups(one, loops) for one in samples]
+    of_all = _in_stretches(judged, samples, of_all, loops, range(first, last + 1))
     # What the program collects of garbage is its own cause.
     asked_for = lines_of_spans(judged, "garbage_collection")
     is_slow = None if slow is None else slow[0].among(slow[1], whole.global_step[whole.judged_steps])[0]
@@ -798,44 +799,52 @@ def _groups(samples: Samples, loops: set[Function]) -> Groups:
     return groups
 
 
-def _in_stretches(judged: Run, samples: list[Samples], grouped: list[Groups], of_loss: range) -> list[Groups]:
+def _in_stretches(
+    judged: Run, samples: list[Samples], grouped: list[Groups], loops: set[Function], of_loss: range
+) -> list[Groups]:
     """With lines that are Python as one where no pass is between them, and the lines of a loop within the
     step: each may have too few samples. of_loss: lines between the model and its backward pass, where
-    operators in a loop may be the loss."""
+    operators in a loop may be the loss. Before these a function is one with the lines that make tensors of
+    what it gives, as in _groups."""
     passes: dict[Function, set[int]] = defaultdict(set)
     for path in Seen.where(samples, lambda one: one.in_phase("forward", "backward", "optimizer")).paths:
         for frame in path:
             passes[frame.function_id].add(frame.line)
     trees = {file: source.tree for file, _ in passes if (source := source_of(file, judged.noted)) is not None}
+
+    def stretch_of(line: Group) -> Group:
+        before = (call for call in passes[line[:2]] if call < line[2])
+        return (*line[:2], -max(before, default=1))
+
+    def block_of(line: Group) -> Group | None:
+        for loop in loops_around(trees[line[0]], line[2]) if line[0] in trees else []:
+            lines = range(loop.lineno, (loop.end_lineno or 0) + 1)
+            if not passes[line[:2]].intersection(lines):
+                return (*line[:2], -loop.lineno)
+        return None
+
     found: list[Groups] = [defaultdict(list) for _ in samples]
     within: dict[Group, Group] = {}
     for groups, one, joined in zip(grouped, samples, found, strict=True):
         for group, rows in groups.items():
-            file, function, line = group
-            calls = passes[file, function]
-            is_apart = line > 0 and line not in calls
-            stretch = file, function, -max((call for call in calls if call < line), default=1)
-            loops = loops_around(trees[file], line) if is_apart and file in trees else []
-            first = next(
-                (
-                    loop
-                    for loop in loops
-                    if not any(loop.lineno <= call <= (loop.end_lineno or 0) for call in calls)
-                ),
-                None,
-            )
-            block = None if first is None or line in of_loss else (file, function, -first.lineno)
+            is_apart = group[2] > 0 and group[2] not in passes[group[:2]]
+            block = block_of(group) if is_apart and group[2] not in of_loss else None
             if block is not None:
-                within[block] = stretch
+                within[block] = stretch_of(group)
             for row in rows:
                 is_python = is_apart and _is_python(one.path(row)[-1])
-                joined[block or (stretch if is_python else group)].append(row)
-    for block, stretch in within.items():
-        of_block = Seen(samples, (groups[block] for groups in found))
-        if _are_mostly_python(of_block.paths):
-            for groups in found:
-                groups[stretch] += groups.pop(block)
-    return [{group: rows for group, rows in groups.items() if rows} for groups in found]
+                joined[block or (stretch_of(group) if is_python else group)].append(row)
+    for group in {group for groups in found for group in groups if not group[2]}:
+        lines = {_group_of(path, loops)[0] for path in Seen(samples, (each[group] for each in found)).paths}
+        stretch, *more = {stretch_of(line) if line and line[2] < of_loss.start else None for line in lines}
+        made = Seen(samples, (each[stretch] for each in found)).paths if stretch and not more else []
+        if stretch and any(path[-1].function in OF_VALUES for path in made):
+            within[group] = stretch
+    for inner, outer in within.items():
+        if _are_mostly_python(Seen(samples, (each[inner] for each in found)).paths):
+            for each in found:
+                each[outer] += each.pop(inner)
+    return [{group: rows for group, rows in each.items() if rows} for each in found]
 
 
 def _are_mostly_python(paths: list[list[StackFrame]]) -> bool:
