@@ -260,7 +260,7 @@ def program_code(
         facts |= {"part_ms": float(ms.mean()), "origin": _libraries(paths), "group": tuple(seen.stacks)}
         facts["runs"] = _called_in(paths, group[1]) if group[2] else None
         if facts["origin"] == "values" and is_below_model(paths[0]):
-            facts["origin"] = None  # no data set has what the model gives
+            facts["origin"] = "values_of_model"  # which no data set has
         if facts["origin"] == "values" and any(
             row.kind == "an object" and (row.file, row.function) == group[:2] for row in sites_of(judged)
         ):
