@@ -85,6 +85,7 @@ def printed(text, name, who):
             "op": "all_reduce",
             "parameter_dtype": "float32",
             "optimizer": "Lion",
+            "threads_variable": "OMP_NUM_THREADS",
             "move": f"move work out of __getitem__ and collate_fn: at f(), {name}.py:7",
         }
     )

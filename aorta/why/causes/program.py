@@ -2,7 +2,7 @@
 libraries, as far as records tell."""
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -79,6 +79,14 @@ OFFERS = {
 }
 """What a remedy offers, by the name that says it is set, or that there is no such thing."""
 BLOCKING = ("CUDA_LAUNCH_BLOCKING", "HIP_LAUNCH_BLOCKING")
+BLOCKING_WAITS = ("TORCH_NCCL_BLOCKING_WAIT", "NCCL_BLOCKING_WAIT")
+"""Of torch, which takes words for 1 as well."""
+HIDING = (*BLOCKING, "AMD_SERIALIZE_KERNEL", "PYTORCH_NO_CUDA_MEMORY_CACHING")
+"""Variables that make the host wait: what else would help late launches, they hide."""
+WORDS_FOR_1 = ("Y", "YES", "T", "TRUE")
+NOT_COMPILED = "torch.compile() compiles nothing with it"
+COMPILES_NOT = {"TORCHDYNAMO_DISABLE=1": NOT_COMPILED, "TORCH_COMPILE_DISABLE=1": NOT_COMPILED}
+"""Settings without which what is told of torch.compile does nothing, as settings of a rule."""
 TORCH_OPTIMIZERS = frozenset(
     (
         *("Adadelta", "Adafactor", "Adagrad", "Adam", "AdamW", "Adamax", "ASGD", "LBFGS", "Muon", "NAdam"),
@@ -102,6 +110,7 @@ ROW_MS = 0.05
 """Of a row of a few tensors that Python fetches and joins, at most: 5 to 26 us as measured. Of larger ones
 that take longer, copies do."""
 MOST_WORKERS = 4
+THREADS = ("MKL_NUM_THREADS", "OMP_NUM_THREADS")
 CROWDED = 0.1
 """Part of the step in which others have the cores, from which on no core is free."""
 LEAST_FREE = 0.25
@@ -161,11 +170,12 @@ class SlowingSetting(NamedTuple):
 def settings_in_force(effects: Mapping[str, str], judged: Run) -> list[SlowingSetting]:
     """Those of these environment variables that have the value under which a loss is larger."""
     environment, found = _environment(judged), []
-    if judged.source == "host":
-        environment = {name: value for name, value in environment.items() if not name.startswith("NCCL_")}
+    if judged.source == "host" or judged.noted.world_size < 2:
+        environment = {name: value for name, value in environment.items() if "NCCL_" not in name}
     for setting, effect in effects.items():
         name, _, value = setting.partition("=")
-        if environment.get(name, "").upper() == value:
+        is_set = environment.get(name, "").upper()
+        if is_set == value or (name in BLOCKING_WAITS and is_set in WORDS_FOR_1):
             lines = [one.at.text for one in pieces_of_run(judged) if name in one.text]
             at = f" (set in {lines[0]})" if len({*lines}) == 1 else ""
             found.append(SlowingSetting(setting, at, effect))
@@ -181,13 +191,18 @@ def settings_text(effects: Mapping[str, str], judged: Run) -> str:
     )
 
 
+def hides_all(effects: Mapping[str, str], judged: Run, names: Collection[str] = HIDING) -> bool:
+    """Whether one of these variables is among those in force."""
+    return any(one.text.partition("=")[0] in names for one in settings_in_force(effects, judged))
+
+
 def blocks_launches(judged: Run) -> bool:
     """Whether each launch waits for its kernel."""
     return any(_environment(judged).get(name) == "1" for name in BLOCKING)
 
 
 def _environment(judged: Run) -> Mapping[str, str]:
-    return judged.noted.environment
+    return (judged.noted.variables or {}) | judged.noted.environment
 
 
 def program_of(run: RunRecord) -> tuple[frozenset[str], dict[str, str]]:
@@ -410,9 +425,14 @@ def _crowd(
         facts |= {"whole_cores": str(cores), "threads_at": place}
     # torchrun sets it, where it starts more than one process and nothing else does.
     enough = cores // num_ranks - num_workers
-    if not place and threads == 1 < enough and run.environment.get("OMP_NUM_THREADS") == "1":
+    if not place and threads == 1 < enough and "1" in [run.environment.get(name) for name in THREADS]:
         names.add("omp_thread")
         facts |= {"whole_cores": str(cores), "omp_enough": str(enough)}
+
+
+def threads_variable(run: RunRecord) -> str:
+    """The one that sets torch's threads: MKL's number goes before OpenMP's, where torch is built with MKL."""
+    return next((name for name in THREADS if name in run.environment), THREADS[-1])
 
 
 def _loader(loader: Mapping[str, Any], names: set[str], facts: dict[str, str]) -> None:

@@ -52,11 +52,15 @@ from aorta.why.causes.losses.program_code import calls_of_spans
 from aorta.why.causes.losses.slow_steps import slow_of_all_steps
 from aorta.why.causes.losses.waiting import OF_ITS_RANK, PART_KINDS, left_out, loading_left_out
 from aorta.why.causes.program import (
+    BLOCKING_WAITS,
+    COMPILES_NOT,
     NOTHING_LEFT,
+    hides_all,
     program_of,
     rows_of,
     settings_text,
     stack_of,
+    threads_variable,
     without_in_force,
     workers_of,
 )
@@ -102,6 +106,8 @@ ANEW: tuple[CauseKind, ...] = ("program_code", "between_steps")
 MAY_GROW: tuple[CauseKind, ...] = ("late_rank", "program_code", "data_loading", "between_steps")
 """Kinds of the program's own code, which may go through more from step to step."""
 OF_MESSAGES = ("small_messages", "transfer")
+WAITED_FOR = ("small_messages", "small_units")
+"""Kinds of many calls, each of which a setting may make the host wait for."""
 OF_OPERATIONS = ("compute", "transfer")
 """Kinds of which two in one line have remedies of their own."""
 OF_OWN_CODE = ("program_code", "between_steps", "checkpoint", *OF_MESSAGES)
@@ -800,6 +806,7 @@ def cause_of(
         stack, facts = stack | rows[0], facts | rows[1]
     stack -= {"one_thread", "omp_thread"} if "no_core" in stack else set()
     facts |= {"do": "do it", "at_line": "", "counted": "judged" if account.usual is None else "recorded"}
+    facts["threads_variable"] = threads_variable(judged.noted)
     facts["more_workers"] = (filled(WORKERS_0, facts) if "workers_0" in stack else "") or "more workers"
     if line is not None:
         at = finding.facts.get("loop_lines", line.text)
@@ -872,7 +879,10 @@ def cause_of(
     less = MENDED_LESS if (finding.kind in LESS and origin != "accumulated") or is_filled else MENDED_ERROR
     less, more = (math.hypot(error, finding.sample_error) for error in (less, more))
     settings = settings_text(rule.settings, judged)
-    is_blocked = finding.kind == "launch_bound" and bool(settings)  # what else helps, it hides
+    settings = settings_text(COMPILES_NOT if "torch.compile" in told else {}, judged) + settings
+    is_blocked = finding.kind == "launch_bound" and hides_all(rule.settings, judged)
+    if finding.kind in WAITED_FOR and (finding.facts.get("host_ms") or 0.0) >= MOSTLY * finding.mean_ms:
+        is_blocked = hides_all(rule.settings, judged, BLOCKING_WAITS)
     beside_ms = 0.0
     is_seen = "seen_ms" in finding.facts  # what is done beside messages is told apart
     if finding.kind in (*OF_MESSAGES, "wide_dtype") and line is not None and line.num_samples and not is_seen:
@@ -923,7 +933,7 @@ def cause_of(
         share=share,
         evidence=tuple(evidence),
         change=settings.removesuffix("; ") if is_blocked else settings + told,
-        check=filled(rule.check, facts) or rule.check,
+        check=filled(rules()["launch_bound"].check if is_blocked else rule.check, facts) or rule.check,
         source=finding.source,
         origin=change.of or change.origin or change.op or "",
         line=line,

@@ -356,6 +356,10 @@ def test_what_timing_kernels_takes_of_launches_is_no_loss_of_the_program(tmp_pat
 def test_late_launches_are_a_loss_where_small_kernels_explain_them(tmp_path):
     assert named(tmp_path / "many", launches(2000))[0].kind == "launch_bound"
     assert not named(tmp_path / "few", launches(100))
+    run = run_record(2, variables={"TORCHDYNAMO_DISABLE": "1"})
+    told = named(tmp_path / "off", launches(2000), run=run)[0].change
+    assert told.startswith("leave TORCHDYNAMO_DISABLE=1 out of the environment")
+    assert "compiles nothing with it; torch.compile(model)" in told
 
 
 @pytest.mark.parametrize(
@@ -385,6 +389,24 @@ def test_barriers_cost_what_a_host_that_bounds_the_step_is_seen_in_them(
     assert first.interval_ms[0] < told_ms < first.interval_ms[1] < most_ms
     is_seen = any("calls of torch.distributed for 13.3 ms" in text for text in first.evidence)
     assert is_seen == (compute_ms < 40.0)
+
+
+@pytest.mark.parametrize(("value", "launch_ms"), [("1", 0.5), ("0", 0.5), ("1", 0.0)])
+def test_calls_that_a_setting_makes_the_host_wait_for_are_told_to_go_without_it(tmp_path, value, launch_ms):
+    """54 of 0.5 ms, in which the device idles; where it does not, fewer calls are what is told."""
+
+    def make(rank, step, noise):
+        host = Host().work(30.0 * noise.gauss(1, 0.01))
+        for _ in range(54):
+            host.idle(launch_ms).comm(0.3 - launch_ms / 2, size=8 << 10, lead=0.0)
+        return host, used(60.0)
+
+    run = run_record(2, environment={"TORCH_NCCL_BLOCKING_WAIT": value})
+    first = next(one for one in named(tmp_path / "run", make, run=run) if one.kind == "small_messages")
+    is_all = (value, launch_ms) == ("1", 0.5)
+    assert first.change.startswith("leave TORCH_NCCL_BLOCKING_WAIT=1 out") == (value == "1")
+    assert ("stack the values into one tensor" in first.change) != is_all
+    assert first.check.endswith("idle_ms and host_ms should fall") == is_all
 
 
 def of_a_loop(in_loop, kind="parts", at=LINE, operators=((LINE, 1000),)):

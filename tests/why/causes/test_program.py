@@ -20,6 +20,7 @@ from aorta.why.causes.program import (
     program_of,
     settings_text,
     stack_of,
+    threads_variable,
     told_by_kernels,
     without_in_force,
     workers_of,
@@ -168,21 +169,26 @@ def test_ddps_option_is_called_as_the_runs_torch_calls_it(tmp_path, torch, optio
 
 
 @pytest.mark.parametrize(
-    ("source", "environment", "text"),
+    ("source", "num_ranks", "environment", "text"),
     [
-        ("kernels", {"NCCL_P2P_DISABLE": "1"}, "leave NCCL_P2P_DISABLE=1 out"),
-        ("kernels", {"NCCL_P2P_DISABLE": "0", "NCCL_DEBUG": "INFO"}, ""),
-        ("host", {"NCCL_P2P_DISABLE": "1"}, ""),  # gloo does not read it
-        ("host", {"TORCH_DISTRIBUTED_DEBUG": "detail"}, "leave TORCH_DISTRIBUTED_DEBUG=DETAIL out"),
+        ("kernels", 2, {"NCCL_P2P_DISABLE": "1"}, "leave NCCL_P2P_DISABLE=1 out"),
+        ("kernels", 2, {"NCCL_P2P_DISABLE": "0", "NCCL_DEBUG": "INFO"}, ""),
+        ("host", 2, {"NCCL_P2P_DISABLE": "1"}, ""),  # gloo does not read it
+        ("host", 2, {"TORCH_DISTRIBUTED_DEBUG": "detail"}, "leave TORCH_DISTRIBUTED_DEBUG=DETAIL out"),
+        ("kernels", 2, {"TORCH_NCCL_BLOCKING_WAIT": "yes"}, "leave TORCH_NCCL_BLOCKING_WAIT=1 out"),
+        ("kernels", 2, {"NCCL_BLOCKING_WAIT": "0"}, ""),
+        ("kernels", 1, {"TORCH_NCCL_BLOCKING_WAIT": "1"}, ""),
+        ("host", 2, {"TORCH_NCCL_BLOCKING_WAIT": "1"}, ""),
     ],
 )
 def test_what_slows_a_loss_down_in_the_environment_is_said_before_its_remedy(
-    monkeypatch, source, environment, text
+    monkeypatch, source, num_ranks, environment, text
 ):
     monkeypatch.setattr(program_module, "pieces_of_run", lambda judged: [])
-    run = SimpleNamespace(source=source, noted=SimpleNamespace(environment=environment))
-    assert settings_text(rules()["transfer"].settings, run).startswith(text)
-    assert bool(settings_text(rules()["transfer"].settings, run)) == bool(text)
+    run = SimpleNamespace(source=source, noted=run_record(num_ranks, environment=environment))
+    settings = rules()["transfer"].settings | rules()["small_messages"].settings
+    assert settings_text(settings, run).startswith(text)
+    assert bool(settings_text(settings, run)) == bool(text)
 
 
 @pytest.mark.parametrize("value", ["0", "1"])
@@ -773,11 +779,15 @@ def test_a_program_that_sets_torch_to_one_thread_is_told_where(threads, set_at, 
     ]
     + [(4, None, "4", 8, False)],
 )
+@pytest.mark.parametrize("variable", ["OMP_NUM_THREADS", "MKL_NUM_THREADS"])
 def test_the_one_thread_that_a_launcher_leaves_is_told_where_cores_are_left(
-    threads, set_at, set_to, cores, is_one
+    threads, set_at, set_to, cores, is_one, variable
 ):
     modes = {"num_threads": threads, "num_cores": cores, "threads_at": set_at}
-    environment = {} if set_to is None else {"OMP_NUM_THREADS": set_to}
+    environment = {} if set_to is None else {variable: set_to}
+    assert threads_variable(run_record(environment={"OMP_NUM_THREADS": "2"} | environment)) == (
+        variable if set_to else "OMP_NUM_THREADS"
+    )
     record = msgspec.structs.replace(run_with(), program={"modes": modes}, environment=environment)
     names, facts = program_of(record)
     assert ("omp_thread" in names) == is_one
