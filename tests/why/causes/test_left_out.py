@@ -1,5 +1,6 @@
 """A rank that is late in the steps that the overhead left out alone: named from the host's marks in them."""
 
+import math
 import re
 
 import pytest
@@ -336,3 +337,28 @@ def test_what_longer_steps_that_were_not_recorded_do_is_told_by_samples(tmp_path
     assert told.title == "steps that were not recorded against the shorter ones that were"
     assert told.lines[0].text == "Rows.__getitem__(), data.py:7"
     assert told.lines[0].against_ms == 0.0 < told.lines[0].difference_ms
+
+
+@pytest.mark.parametrize("recorded_more_ms", [0.0, 9.0])
+def test_reductions_with_nothing_behind_them_may_delay_steps_that_nothing_holds_up(
+    tmp_path, recorded_more_ms
+):
+    """Ten buckets in each of three passes, 9 ms exposed with nothing queued behind them, of which 5.8 are of
+    needless ones beyond what delays the step: a host that recording holds up may be ahead without it."""
+    sums = KernelSums(num_kernels=570, classes={"gemm": (21.0, 540), "communication": (9.0, 30)}, top=[])
+    modules = [f"bucket {bucket}: layers.{bucket}" for bucket in range(10)]
+
+    def make(rank, step, noise):
+        host, is_recorded = Host(), step % 4 == 0
+        for _ in range(3):
+            host.idle(10.0 + is_recorded * recorded_more_ms / 3).work(7 + 0.03 * math.sin(step), "backward")
+            for bucket in range(10):
+                host.comm(0.3, size=8 << 20, module=bucket, lead=0.0)
+        host.work(0.1, "optimizer")
+        changes = {"kernels": sums, "modules": modules} if is_recorded else LEFT_OUT
+        return host, {"source": "kernels", **changes}
+
+    found = causes(judge(load_run(run_of(tmp_path / "run", make, steps=STEPS), "a")))
+    (cause,) = [one for one in found if one.origin == "accumulated"]
+    assert (cause.interval_ms[1] > 9.0) == (recorded_more_ms > 0)
+    assert any("ms longer than others" in text for text in cause.evidence) == (recorded_more_ms > 0)

@@ -173,6 +173,11 @@ def transfer(judged: Run, parts: Parts, exposed: Exposed, details: Exposure | No
                 finding.facts["unqueued_ms"] = (
                     beyond_ms if beyond_ms > WORTH_SAYING * finding.mean_ms else None
                 )
+                # A host that nothing holds up by recording may be ahead where it was late.
+                slowed_ms = max(parts.account.recorded_ms - parts.account.mean_step_ms, 0.0)
+                finding.more_ms = min(beyond_ms, slowed_ms)
+                if finding.more_ms > WORTH_SAYING * finding.mean_ms:
+                    finding.facts["slowed_ms"] = slowed_ms
             left = left * (1 - shares[op] * (1 - 1 / repeats))
             finding.facts |= {
                 "what": f"gradients, reduced {repeats} times for one update ({op})",
