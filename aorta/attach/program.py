@@ -171,7 +171,6 @@ class ProgramNotes:
         hooks = [hook for one in self._replicas for hook, _ in getattr(one, "_comm_hooks", None) or ()]
         self._modes = {
             "anomaly_detection": torch.is_anomaly_enabled(),
-            "cudnn_benchmark": torch.backends.cudnn.benchmark,
             "float32_matmul_precision": torch.get_float32_matmul_precision(),
             "compiled_frames": int(frames.get("ok", 0)),
             "cuda_graphs": any(isinstance(one, dict) and one.get("triton.cudagraphs") for one in configs),
