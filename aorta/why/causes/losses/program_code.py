@@ -823,27 +823,32 @@ def _in_stretches(
                 return (*line[:2], -loop.lineno)
         return None
 
-    found: list[Groups] = [defaultdict(list) for _ in samples]
+    found: list[Groups] = [defaultdict(list, groups) for groups in grouped]
     within: dict[Group, Group] = {}
-    for groups, one, joined in zip(grouped, samples, found, strict=True):
-        for group, rows in groups.items():
-            is_apart = group[2] > 0 and group[2] not in passes[group[:2]]
-            block = block_of(group) if is_apart and group[2] not in of_loss else None
-            if block is not None:
-                within[block] = stretch_of(group)
-            for row in rows:
-                is_python = is_apart and _is_python(one.path(row)[-1])
-                joined[block or (stretch_of(group) if is_python else group)].append(row)
-    for group in {group for groups in found for group in groups if not group[2]}:
-        lines = {_group_of(path, loops)[0] for path in Seen(samples, (each[group] for each in found)).paths}
+
+    def paths_of(group: Group) -> list[list[StackFrame]]:
+        return Seen(samples, (each[group] for each in found)).paths
+
+    def join(group: Group, into: Group) -> None:
+        for each in found:
+            each[into] += each.pop(group, [])
+
+    for line in sorted({group for groups in grouped for group in groups if group[2] > 0}):
+        if line[2] in passes[line[:2]]:
+            continue
+        block = block_of(line) if line[2] not in of_loss else None
+        if block is not None:
+            within[block] = stretch_of(line)
+        if block is not None or _is_no_loss(paths_of(line)):
+            join(line, block or stretch_of(line))
+    for group in sorted({group for groups in grouped for group in groups if not group[2]}):
+        lines = {_group_of(path, loops)[0] for path in paths_of(group)}
         stretch, *more = {stretch_of(line) if line and line[2] < of_loss.start else None for line in lines}
-        made = Seen(samples, (each[stretch] for each in found)).paths if stretch and not more else []
-        if stretch and any(path[-1].function in OF_VALUES for path in made):
+        if stretch and not more and any(path[-1].function in OF_VALUES for path in paths_of(stretch)):
             within[group] = stretch
-    for inner, outer in within.items():
-        if _are_mostly_python(Seen(samples, (each[inner] for each in found)).paths):
-            for each in found:
-                each[outer] += each.pop(inner)
+    for group, stretch in within.items():
+        if _are_mostly_python(paths_of(group)):
+            join(group, stretch)
     return [{group: rows for group, rows in each.items() if rows} for each in found]
 
 
