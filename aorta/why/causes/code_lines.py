@@ -229,10 +229,13 @@ def waiting_line(waits: list[Waits]) -> CodeLine | None:
 
 def sends_own_data(waits: list[Waits], judged: Run) -> bool:
     """Whether the function that waits reads values several times a step, and gives the device data that no
-    loader has: a simulator's or a sampler's may depend on what is read."""
+    loader has: a simulator's or a sampler's may depend on what is read. Not what it sends as objects."""
     samples = samples_of_ranks(judged.whole or judged)
     rows = noted_program(judged.noted).get("loaders") or []
     if not waits or waits[0].call not in READS or any(row.get("num_batches") for row in rows):
+        return False
+    objects = {(row.file, row.line) for row in sites_of(judged) if row.kind == "an object"}
+    if (waits[0].at.file, waits[0].at.line) in objects:  # which ranks tell each other
         return False
     at, num = waits[0].at, sum(one.num for one in waits if one.call in READS)
     sends = [

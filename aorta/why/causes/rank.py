@@ -71,6 +71,7 @@ from aorta.why.causes.source import (
     is_called_anew,
     made_in,
     pieces_of_run,
+    sends_of,
     source_of,
 )
 from aorta.why.causes.text import (
@@ -425,6 +426,10 @@ def _is_of_messages(larger: Cause, cause: Cause, judged: Run | None) -> bool:
     )
     # What is computed of results goes with them, in a function that holds the loop as well.
     is_one = is_one or (first.text == second.text and "results" in (larger.origin, cause.origin))
+    if judged is not None and first.file == second.file and "object" in (larger.origin, cause.origin):
+        source = source_of(first.file, judged.noted)
+        (at, of_at) = (second.line, first.line) if larger.origin == "object" else (first.line, second.line)
+        is_one = is_one or (source is not None and sends_of(source.tree, at, of_at))
     return is_one or first.caller == second.text or second.caller == first.text
 
 
@@ -448,7 +453,7 @@ def _with(larger: Cause, cause: Cause, part: float) -> Cause:
         bound = None if bound is None else max(bound - (most - interval[1]), 0.0)
         interval = interval[0] + low, most
     is_known = larger.kind != "late_rank" or larger.line is not None or not cause.is_waited_for
-    is_known &= cause.origin != "results"  # without these the rest of their line has little to do
+    is_known &= cause.origin not in ("results", "object")  # without these the rest has little to do
     where = "" if cause.is_in_step else ", as steps show that were not recorded"
     return msgspec.structs.replace(
         larger,
@@ -883,6 +888,8 @@ def cause_of(
     is_blocked = finding.kind == "launch_bound" and hides_all(rule.settings, judged)
     if finding.kind in WAITED_FOR and (finding.facts.get("host_ms") or 0.0) >= MOSTLY * finding.mean_ms:
         is_blocked = hides_all(rule.settings, judged, BLOCKING_WAITS)
+    checked: CauseKind = "program_code" if "sending_ms" in finding.facts else finding.kind
+    checked = "launch_bound" if is_blocked else checked
     beside_ms = 0.0
     is_seen = "seen_ms" in finding.facts  # what is done beside messages is told apart
     if finding.kind in (*OF_MESSAGES, "wide_dtype") and line is not None and line.num_samples and not is_seen:
@@ -933,7 +940,7 @@ def cause_of(
         share=share,
         evidence=tuple(evidence),
         change=settings.removesuffix("; ") if is_blocked else settings + told,
-        check=filled(rules()["launch_bound"].check if is_blocked else rule.check, facts) or rule.check,
+        check=filled(rules()[checked].check, facts) or rule.check,
         source=finding.source,
         origin=change.of or change.origin or change.op or "",
         line=line,

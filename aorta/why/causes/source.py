@@ -30,6 +30,8 @@ CONVERTS = frozenset(
 """Functions and methods that a row needs no more of than many rows do."""
 OF_STEPS = {"backward", "step", "zero_grad"}
 """Methods that the loop of steps calls."""
+OF_OBJECTS = re.compile(r"(?:gather_object|_object_list)$")
+"""Collectives of torch.distributed."""
 COLLATES = re.compile(r"(?:collate_fn|data_collator)=(?:\w+\.)*(\w+)")
 ASSIGNS = re.compile(r"(?:self\.)?(\w+)(?: *:[^=]+)? *=(?!=)")
 FILLS = re.compile(r"[\w.]*\b(zeros|ones|full|empty|pad|pad_sequence|new_\w+)\(")
@@ -195,6 +197,18 @@ def gives_rows(tree: ast.Module, name: str) -> bool:
         indexed = [node for node in nodes if isinstance(node, ast.Subscript) and index in _names(node.slice)]
         return bool(indexed) and is_plain and not any(isinstance(node, others) for node in nodes)
     return False
+
+
+def sends_of(tree: ast.Module, line: int, of_line: int) -> bool:
+    """Whether a line uses a list or an object by its name that a call in of_line sends to other ranks, or
+    fills with what they send."""
+    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
+    sends = [one for one in calls if OF_OBJECTS.search(ast.unparse(one.func))]
+    there = [one for one in sends if one.lineno <= of_line <= (one.end_lineno or 0)]
+    handed = [arg for one in there for arg in (*one.args, *(word.value for word in one.keywords))]
+    names = {arg.id for arg in handed if isinstance(arg, ast.Name)}
+    used = [node for node in ast.walk(tree) if isinstance(node, ast.Name) and node.lineno == line]
+    return any(node.id in names for node in used)
 
 
 def hands_numbers(tree: ast.Module, line: int) -> bool:

@@ -30,7 +30,7 @@ from aorta.why.causes.rules import rules
 from aorta.why.causes.text import notes, nothing_text
 from tests.records.run_folders import run_record
 from tests.why.causes.runs import MIB, Host, causes, run_of, slow_loader
-from tests.why.causes.stacks import COMMON, write_stacks
+from tests.why.causes.stacks import COMMON, TRAIN, write_stacks
 
 LOADER = {"num_workers": 0, "num_batches": 99, "num_epochs": 1, "site": "train.py:41"}
 DDP = {
@@ -273,6 +273,40 @@ def test_objects_that_are_sent_in_every_step_are_named_with_what_to_send_instead
     assert first.kind == "transfer"
     assert first.change.startswith("send tensors of a known size instead of pickled objects")
     assert first.change.endswith(": at share(), train.py:16")
+
+
+@pytest.mark.parametrize(
+    ("moves", "calls", "told_ms"),
+    [
+        pytest.param("an object", 48, 5.33, id="each-step"),
+        pytest.param("an object", 2, None, id="one-step-of-24"),
+        pytest.param("a tensor", 48, None, id="a-tensor"),
+    ],
+)
+def test_objects_cost_what_samples_show_of_their_line(tmp_path, moves, calls, told_ms):
+    """Of a step of 32 ms the thread is in their line for 10 of 60 that were sampled, and the calls themselves
+    take 0.1 ms."""
+
+    def make(rank, step, noise):
+        host = Host().work(20.0 * noise.gauss(1, 0.01)).idle(11.9).comm(0.1, op="all_gather", size=900)
+        return host, {"source": "kernels"}
+
+    folder = run_of(tmp_path / "run", make)
+    for rank in (0, 1):
+        write_stacks(
+            folder, rank, COMMON, ("of_later", "rest", "runs", 10.0), ("backward", "backward", "runs", 20.0)
+        )
+    judged = judge(load_run(folder, "run"), 1)
+    place = {"file": TRAIN, "line": 24, "function": "main"}
+    site = CallSite(**place, op="all_gather", moves=moves, num_calls=calls, bytes=9)
+    sites = CallSites(num_steps=24, sites=[site])
+    found = causes(msgspec.structs.replace(judged, sites=lambda rank: sites))
+    of_objects = [one for one in found if one.origin == "object"]
+    assert len(of_objects) == (told_ms is not None)
+    for one in of_objects:
+        assert one.ms == pytest.approx(told_ms, rel=0.1)
+        assert one.subject.startswith("exposed pickling and transfer: all_gather of an object in main()")
+        assert one.check.endswith("step_ms should fall")
 
 
 def test_buffers_are_named_apart_from_gradients_and_from_a_smaller_share_on(tmp_path):

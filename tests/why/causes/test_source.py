@@ -22,6 +22,7 @@ from aorta.why.causes.source import (
     indexes_alone,
     is_called_anew,
     pieces_of,
+    sends_of,
     source_of,
 )
 from tests.why.causes.runs import causes, many_small, run_of, waited
@@ -270,6 +271,20 @@ def test_a_data_set_that_only_indexes(body, is_row):
     text = f"class Rows(Dataset):\n    def __getitem__(self, i):\n        {body}\n"
     assert gives_rows(ast.parse(text), "Rows") == is_row
     assert not gives_rows(ast.parse(text), "Others")
+
+
+SENT = "parts = [None] * 4\ndist.all_gather_object(parts, zip(scores.tolist(), y))\n"
+
+
+@pytest.mark.parametrize(("text", "is_of_it"), [
+    (SENT + "history.extend(torch.tensor(p) for p in parts)", True),
+    (SENT + "found = torch.cat(others)", False),
+    (SENT + "loss = criterion(scores, y)", False),  # of which it is made, and which training needs
+    (SENT.replace("all_gather_object", "all_gather") + "found = torch.cat(parts)", False),
+    ("\ndist.gather_object(rows, object_gather_list=parts)\nfound = [one for one in parts]", True),
+])  # fmt: skip
+def test_a_line_that_uses_what_objects_are_sent_as(text, is_of_it):
+    assert sends_of(ast.parse(text), 3, 2) == is_of_it
 
 
 @pytest.mark.parametrize(("text", "is_handing"), [

@@ -170,6 +170,7 @@ def findings(
     of_slow_steps = [*slow_steps(judged, parts, slow)]
     of_code = [*program_code(judged, account, _own_slow_steps(judged, account, of_slow_steps, rare))]
     _leave_to_trials(judged, account, losses, of_code)
+    losses = _with_their_lines(losses, of_code)
     of_all_ranks = [*_of_all_ranks(judged, parts)]
     if any("between_ms" in one.facts for one in losses):  # that time has its reason
         of_all_ranks = [one for one in of_all_ranks if one.kind != "between_steps"]
@@ -214,6 +215,17 @@ def findings(
     losses += memory_limit(judged)
     losses += fallen_back(judged, account)  # what others explain is not in it
     return [*code_in_hooks(judged, account, losses), *losses]
+
+
+def _with_their_lines(losses: list[CauseFinding], of_code: list[CauseFinding]) -> list[CauseFinding]:
+    """Without what objects take to move, where samples show their line, which has that in it."""
+    seen = [one for one in of_code if one.kind == "transfer"]
+    if not seen:
+        return losses
+    moved = [one for one in losses if one.kind == "transfer" and one.facts.get("origin") == "object"]
+    for finding in seen:
+        finding.ms = np.maximum(finding.ms, sum(one.ms for one in moved))
+    return [one for one in losses if one not in moved]
 
 
 def _leave_to_trials(

@@ -145,6 +145,8 @@ EMPTY_CACHE, SYNCHRONIZE, COMPILES = "empty_cache", "synchronize", "_compile"
 NOT_OWN = (EMPTY_CACHE, COMPILES, "Optimizer.zero_grad", "Module.zero_grad")
 """Functions of torch; of the first the allocator's counters know better what it costs, and gradients must be
 set back."""
+OF_EACH_STEP = 0.9
+"""Calls a step of what each step has."""
 MANY_WAITS = 4
 """A step: a value that is read once or twice does not make the code around it wait."""
 DETAILED_STEPS = 24
@@ -186,7 +188,8 @@ def program_code(
         takes: dict[tuple[str, ...], float] = {("synchronisation", *DEVICE_CELLS): 1.0}
         yield CauseFinding("synchronisation", ms, takes, facts, num_samples=num_samples)
     handing, of_handing = _handing_numbers(judged, account, samples)
-    yield from of_handing
+    sending, of_sending = _sending_objects(judged, account, samples)
+    yield from (*of_handing, *of_sending)
     loops = {function for one in samples for function in _loops(one)}
     forward = Seen.where(samples, lambda one: one.in_phase("forward"))
     has_no_model = judged.noted.not_measured.get("flops_per_step") in (NO_CALL, NO_OPTIMIZER)
@@ -221,6 +224,8 @@ def program_code(
         path = one.path(row)
         is_behind = one.is_behind[row] or not (only_behind or is_of_loss(path))
         at = line_of(innermost(path))
+        if at in sending:
+            return False
         is_known = at in handing and _may_hand_numbers(path[-1])
         return is_behind and at not in asked_for and not is_known
 
@@ -472,6 +477,37 @@ def _handing_numbers(
     # No note tells how long the device idles behind the wait, which may be longer than the wait.
     wait.more_ms = max(account.mean_ms("launch") - wait.mean_ms, 0.0)
     return seen.lines, [wait]
+
+
+def _sending_objects(
+    judged: Run, account: Account, samples: list[Samples]
+) -> tuple[set[Line], list[CauseFinding]]:
+    """The lines that send objects in each step, and that loss of the one with most of it: values are read
+    into Python for it, pickled, waited for on the host, and unpickled, which collectives do not show. Not
+    what the thread waits there for work that the device has to do anyway."""
+    sites = [row for row in sites_of(judged) if row.kind == "an object" and row.per_step >= OF_EACH_STEP]
+    lines = {(Path(row.file).name, row.line) for row in sites if row.is_program}
+    by_line = Seen.where(samples, lambda one: one.is_judged).by(
+        lambda path: at if (at := line_of(innermost(path))) in lines else None
+    )
+    at = max(by_line, key=lambda line: by_line[line].num, default=None)
+    if at is None or by_line[at].fewest < FEWEST:
+        return set(), []
+    seen, waited = by_line[at], lines_of_spans(judged, "synchronisation") if account.on_device else {}
+    ms, num_samples = seen.common_ms(judged.whole or judged, account)
+    calls_of = [row for row in sites if (Path(row.file).name, row.line) == at]
+    ms = ms * _not_waiting(seen, {line: (0.0, of_line) for line, (_, of_line) in waited.items()})
+    if ms.mean() < LEAST * account.mean_step_ms:
+        return set(), []
+    facts: dict[str, Any] = {
+        "what": f"{calls_of[0].op} of an object",
+        "op": calls_of[0].op,
+        "origin": "object",
+    }
+    facts |= {"moves": "an object", "at": heaviest(seen.stacks), "sending_ms": float(ms.mean())}
+    facts |= {"kind_of_loss": "pickling and transfer"}
+    cells = (*DEVICE_CELLS, "transfer") if account.on_device else ("transfer", "communication", *CPU_CELLS)
+    return {at}, [CauseFinding("transfer", ms, {cells: 1.0}, facts, num_samples=num_samples)]
 
 
 def code_in_passes(judged: Run, account: Account, losses: list[CauseFinding]) -> Iterator[CauseFinding]:
