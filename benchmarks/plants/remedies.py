@@ -26,6 +26,7 @@ from typing import Any, NamedTuple
 
 ROOT = Path(__file__).resolve().parents[2]
 PROGRAMS = Path(__file__).resolve().parent / "scripts" / "remedies"
+SHARED = ("measured.py", "trainers.py", "trainers_lightning.py")
 sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
 
 import yaml  # noqa: E402
@@ -149,7 +150,8 @@ def _tried(remedy: Remedy, out: Path, repeats: int) -> dict[str, Any]:
             program.mkdir(parents=True, exist_ok=True)
             script = program / f"{remedy.name}.py"
             script.write_text(text)
-            (program / "measured.py").write_text((PROGRAMS / "measured.py").read_text())
+            for shared in SHARED:
+                (program / shared).write_text((PROGRAMS / shared).read_text())
             folder, command = out / str(repeat) / variant / "run", launched(remedy.ranks, [str(script)])
             if remedy.is_traced:
                 folder.mkdir(exist_ok=True)

@@ -9,6 +9,7 @@ import pytest
 
 from aorta.account.judge.judged import judge
 from aorta.account.load.open import load_run
+from aorta.why.causes.arguments import argument_remedies
 from aorta.why.causes.rules import call_remedies, rules
 from tests.dist.launch import run_python
 from tests.why.causes.runs import causes
@@ -52,6 +53,23 @@ WITHOUT_PROGRAM = {
     ("data_loading", "give what draws nothing at random"): "a library that is not here",
     ("data_loading", "where samples are arrays"): "values_sent shows it in the step",
     ("program_code", "read settings into plain"): "a library that is not here",
+    ("program_code", "leave debug="): "as of what watches each module: gpu_hooked",
+    ("pause", "leave skip_memory_metrics="): "lock_held shows it: a thread that holds the lock",
+    ("synchronisation", "log less often"): "gpu_losses_read shows it, in a loop of the program's own",
+    ("program_code", "leave profiler="): "calls_profiled and profiled show it",
+    ("program_code", "log less often"): "as of what is logged",
+    ("data_loading", "leave reload_dataloaders"): "loader_anew shows it",
+    ("late_rank", "dispatch_batches="): "dealt shows it, by hand",
+    ("compute", "leave bf16="): "a CPU without such instructions",
+    ("compute", "leave precision=True out of Trainer(...): at {at}; this"): "a CPU without them",
+    ("compute", "leave mixed_precision="): "a CPU without such instructions",
+    ("program_code", "leave benchmark="): "gpu_sizes_tried shows it",
+    ("optimizer", "optim="): "fused and own_optimizer show it",
+    ("memory", "leave torch_empty_cache_steps="): "gpu_cache_emptied shows it",
+    ("small_messages", "leave sync_batchnorm="): "statistics shows it",
+    ("small_messages", "leave ddp_bucket_cap_mb="): "buckets shows it",
+    ("small_messages", "leave bucket_cap_mb="): "buckets shows it",
+    ("program_code", "leave comm_hook="): "gradients_widened shows a hook's cost",
     ("pause", "leave the sleep out"): "sleeping shows it, and is told more",
     ("pause", "the thread waits there"): "what other threads do differs from program to program",
 }
@@ -59,10 +77,21 @@ WITHOUT_PROGRAM = {
 
 
 def all_remedies():
-    """By kind, and those of calls by the first that they are told of."""
+    """By kind, and those of calls and arguments by the first that they are told of."""
     of_rules = [(kind, change.set) for kind, rule in rules().items() for change in rule.change]
     of_calls = [((one.kinds or ["program_code"])[0], one.set) for one in call_remedies()]
-    return [entry for entry in of_rules if "{instead}" not in entry[1]] + of_calls
+    of_arguments = [
+        (
+            one.kinds[0],
+            one.set.replace("{written}", f"{one.arguments[0]}=True").replace("{call}", call_of(one)),
+        )
+        for one in argument_remedies()
+    ]
+    return [entry for entry in of_rules if "{instead}" not in entry[1]] + of_calls + of_arguments
+
+
+def call_of(remedy):
+    return f"{remedy.of[0].rpartition('.')[2].lstrip('*')}(...)"
 
 
 def printed(text, name, who):
@@ -76,6 +105,7 @@ def printed(text, name, who):
         facts
         | {
             "line": f"f(), {name}.py:7",
+            "at": f"f(), {name}.py:7",
             "do": f"do what f(), {name}.py:7 does",
             "at_line": f": at f(), {name}.py:7",
             "who": who,

@@ -34,6 +34,7 @@ from aorta.account.numbers import counted, quantity
 from aorta.account.rows import positive
 from aorta.timeline.statistics import MIN_STEPS, estimate, side
 from aorta.timeline.types import TRACE_SOURCES
+from aorta.why.causes.arguments import told_by_argument
 from aorta.why.causes.code_lines import (
     issued_text,
     issuer_of,
@@ -267,7 +268,7 @@ def found_causes(judged: Run, path: str = "RUN") -> Causes:
             if name in left:
                 left[name] = max(left[name] - ms, 0.0)
     return Causes(
-        [cause for cause, _ in named],
+        [told_by_argument(cause, looked) for cause, _ in named],
         dict(sorted(left.items(), key=lambda entry: -entry[1])),
         [*cannot_tell, *more],
         no_loss,

@@ -46,6 +46,7 @@ class Piece(NamedTuple):
     """Of an expression, a statement or an argument, to the end of its first line."""
     at: StackFrame
     lines: range
+    node: ast.AST
 
 
 class Source(NamedTuple):
@@ -99,7 +100,7 @@ def _pieces(file: str, source: Source) -> Iterator[Piece]:
         if isinstance(node, ast.expr | ast.stmt | ast.keyword) and node.lineno <= len(lines):
             text = lines[node.lineno - 1][node.col_offset :].decode(errors="replace")
             at = StackFrame(file, node.lineno, function or "<module>", True)
-            yield Piece(text, at, range(node.lineno, (node.end_lineno or node.lineno) + 1))
+            yield Piece(text, at, range(node.lineno, (node.end_lineno or node.lineno) + 1), node)
         inside += [(function, child) for child in ast.iter_child_nodes(node)]
 
 

@@ -511,30 +511,6 @@ def test_anomaly_detection_is_one_cause_at_the_line_that_turns_it_on(tmp_path):
     assert "outside of model" not in " ".join(cause.evidence)
 
 
-@pytest.mark.parametrize(
-    ("passes", "modes", "told"),
-    [
-        pytest.param("of_fit", {}, "leave detect_anomaly=True out of Trainer(...)", id="by-the-trainer"),
-        pytest.param(
-            "of_fit", {"anomaly_at": (TRAIN, 8)}, "torch.autograd.set_detect_anomaly(False)", id="by-it"
-        ),
-        pytest.param("backward", {}, "torch.autograd.set_detect_anomaly(False)", id="beside-a-trainer"),
-    ],
-)
-def test_anomaly_detection_that_lightning_sets_is_turned_off_in_its_trainer(tmp_path, passes, modes, told):
-    """It sets what it is told around all steps, so that a call before them does nothing. A program that runs
-    a pass of its own, or calls it within its steps, has it by itself."""
-    program = {"modes": {"anomaly_detection": True} | modes}
-    run = msgspec.structs.replace(run_record(2), program=program)
-    folder = run_of(tmp_path, lambda rank, step, noise: plain(noise), run)
-    for rank in (0, 1):
-        write_stacks(folder, rank, ("kept", "forward", "runs", 6.0), (passes, "backward", "runs", 20.0))
-    (cause,) = causes(judge(load_run(folder, "run")))
-    assert cause.subject.startswith("autograd's anomaly detection on all ranks")
-    assert cause.change.startswith(told)
-    assert ("all steps that main(), train.py:20 runs" in cause.change) == ("Trainer" in told)
-
-
 @pytest.mark.parametrize("is_sampled", [True, False])
 def test_what_slows_all_of_a_step_is_first_and_without_a_size(tmp_path, is_sampled):
     program = {"modes": {"slowed_by": {"profile": (TRAIN, 8)}}}

@@ -113,21 +113,6 @@ def test_what_a_cause_is_of_is_found_where_it_is_made(tmp_path, kind, key, told)
     assert made_in(pieces(tmp_path), kind, key, None) == told
 
 
-@pytest.mark.parametrize(
-    ("set_by", "told"),
-    [
-        ("pl.Trainer(\n    devices=1,\n    detect_anomaly=True,\n)", "train.py:3"),
-        ("pl.Trainer(detect_anomaly=args.check)", "train.py:1"),
-        ("pl.Trainer(**{'detect_anomaly': True})", "train.py:1"),
-        ("pl.Trainer(detect_anomaly=False)", ""),
-        ("torch.autograd.set_detect_anomaly(False)", ""),
-        ("parser.add_argument('--detect_anomaly')", ""),
-    ],
-)
-def test_anomaly_detection_is_found_where_an_argument_sets_it(tmp_path, set_by, told):
-    assert made_in(pieces(tmp_path, train=f"{set_by}\n"), "program_code", "anomaly", None) == told
-
-
 def test_of_several_tables_the_one_is_meant_that_the_line_looks_up(tmp_path):
     made = made_in(pieces(tmp_path), "compute", "rows", at(tmp_path, 20, "Ranker.forward"))
     assert made == "Ranker.__init__(), train.py:12"

@@ -11,7 +11,7 @@ import math
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
-from itertools import islice, pairwise
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -164,7 +164,6 @@ TRACEBACKS = (
 ANOMALY_MS = 0.13
 """What it costs at most for an operator of both passes: 0.12 and 0.13 in two programs of Lightning, in whose
 deep stacks each operator is called."""
-LIGHTNING = ("lightning", "pytorch_lightning")
 
 
 def program_code(
@@ -398,7 +397,6 @@ def _anomaly(judged: Run, account: Account, samples: list[Samples], ms: Floats, 
     facts: dict[str, Any] = {"op": "anomaly", "what": "autograd's anomaly detection"}
     facts |= {"stacks_ms": seen_ms, "backward_ms": backward_ms}
     facts["at"] = None if at is None else StackFrame(at[0], at[1], "<module>", True)
-    facts["trainer_at"] = _trainer_at(samples) if at is None else None
     if account.on_device:
         ms = ms + min(backward_ms, max(account.mean_ms("launch") - seen_ms, 0.0))
         return CauseFinding("program_code", ms, {DEVICE_CELLS: 1.0}, facts, num_samples=num)
@@ -417,21 +415,6 @@ def _turns_it_off(file: str, line: int, judged: Run) -> bool:
     """Whether the line says so, which does nothing where an argument of a library turns it on again."""
     source = source_of(file, judged.noted)
     return source is not None and b"detect_anomaly(False" in source.text.splitlines()[line - 1]
-
-
-def _is_of_trainer(frame: StackFrame) -> bool:
-    return frame.file in LIGHTNING and frame.function.startswith("Trainer.")
-
-
-def _trainer_at(samples: list[Samples]) -> str | None:
-    """The program's line that runs both passes in Lightning's Trainer, which sets anomaly detection by its
-    own argument there; None where none does."""
-    callers = {
-        next((before for before, frame in pairwise(path) if _is_of_trainer(frame)), None)
-        for path in Seen.where(samples, lambda one: one.in_phase("forward", "backward")).paths
-    }
-    caller = callers.pop() if len(callers) == 1 else None
-    return caller.text if caller is not None and caller.is_program else None
 
 
 def _waits_in_passes(judged: Run, account: Account, samples: list[Samples]) -> Iterator[tuple[float, Seen]]:

@@ -1,6 +1,6 @@
 """
 cause: synchronisation
-told: TrainingArguments\(logging_nan_inf_filter=False\)
+told: logging_nan_inf_filter=False in place of logging_nan_inf_filter=True.* in TrainingArguments
 device: cuda
 library: transformers
 """
