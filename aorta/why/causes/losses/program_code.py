@@ -883,12 +883,13 @@ def _line_of_entries(judged: Run, seen: Seen, are_lines: bool) -> CodeLine | Non
     source = None if found is None else source_of(found.file, judged.noted)
     if found is None or source is None or not _are_mostly_python(seen.paths):
         return None
+    function = found.file, found.function
+    lines = {frame.line for path in seen.paths for frame in path if frame.function_id == function}
+    lines = {line for line in lines if goes_through(source.tree, line) == "entries"}
     in_loop = [
         stack
         for stack in seen.stacks
-        for frame in stack.frames
-        if frame.function_id == (found.file, found.function)
-        and goes_through(source.tree, frame.line) == "entries"
+        if any(frame.function_id == function and frame.line in lines for frame in stack.frames)
     ]
     at = heaviest(in_loop)
     is_enough = sum(stack.ms for stack in in_loop) >= LATE * sum(stack.ms for stack in seen.stacks)
