@@ -383,6 +383,26 @@ def test_lines_of_a_loop_of_python_are_one_loss(tmp_path, monkeypatch, text, ms)
 
 
 @pytest.mark.parametrize(
+    ("before", "line", "is_told"),
+    [
+        ("for one in rows:", "kept.append(draw(one))", True),
+        ("for one in model.parameters():", "kept.append(draw(one))", False),
+        ("if rows:", "kept.append(draw(rows))", False),
+    ],
+)
+def test_a_loop_of_python_is_a_loss_from_half_a_tenth_of_a_step(tmp_path, monkeypatch, before, line, is_told):
+    folder = run_of(tmp_path, lambda rank, step, noise: plain(noise))
+    for rank in (0, 1):
+        write_stacks(folder, rank, COMMON, ("augment", "rest", "runs", 2.5))
+    tree = ast.parse(f"def augment(rows):\n    kept = []\n\n    {before}\n        {line}")
+    monkeypatch.setattr(program_code, "source_of", lambda file, record: Source(tree, b""))
+    found = causes(judge(load_run(folder, "run")))
+    assert [(one.line.text, one.ms) for one in found] == [
+        ("augment(), straggler.py:5", pytest.approx(32.0 * 2.5 / 32.5, rel=0.05))
+    ] * is_told
+
+
+@pytest.mark.parametrize(
     ("made", "ms"),
     [
         pytest.param("of_adds_one", 5.0, id="tensors-in-a-line-behind"),
