@@ -46,6 +46,7 @@ from aorta.attach.program import ALIGNED
 from aorta.record.collective_names import compiled_frames
 from aorta.records.libraries import OWN, PYTHON, library_of
 from aorta.records.schema import (
+    IN_PARTS,
     NO_CALL,
     NO_OPTIMIZER,
     UNLIKE,
@@ -136,6 +137,7 @@ class ModelCalls:
         self._num_sharing = 1
         """Ranks that share the work of one model."""
         self._depth = 0
+        self._no_call = NO_CALL
 
     def begin_step(self, optimizers: Iterable[Any], number: int) -> None:
         """Note the calls of modules that hold parameters of these, from now on, on this thread."""
@@ -155,6 +157,7 @@ class ModelCalls:
         compiled = getattr(sys.modules.get("torch._dynamo.eval_frame"), "OptimizedModule", None)
         if compiled is not None and compiled_frames() > 0:
             self._replace(compiled)  # compiled code is guarded by Module's own
+            self._no_call = IN_PARTS
         else:
             self._replace(Module)
             if len(self._sizes) == 1:
@@ -422,7 +425,7 @@ class ModelCalls:
         rank's part."""
         usual = self._usual()
         if self._size_error or usual is None:
-            return None, None, self._size_error or (UNLIKE if any(self._sizes) else NO_CALL)
+            return None, None, self._size_error or (UNLIKE if any(self._sizes) else self._no_call)
         rows, tokens, _ = usual
         if (tokens or rows) % self._num_sharing:
             return None, None, f"{self._num_sharing} ranks share a batch of {tokens or rows}"
@@ -460,7 +463,7 @@ class ModelCalls:
         )
         models = {key: kind for key, kind in kinds.items() if self._models[key[0]][1]}
         if not models:
-            return None, self._error or (NO_CALL if self._trained else NO_OPTIMIZER)
+            return None, self._error or (self._no_call if self._trained else NO_OPTIMIZER)
         self._count_of = partial(count_of, until_s=time.thread_time() + MOST_CPU_S)
         try:
             taken, parts_counted = self._graphs.parts_taken(), self._graphs.parts_counted()

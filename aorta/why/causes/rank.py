@@ -584,7 +584,9 @@ def _of_its_row(
     """What cells hold of a cause of these judged steps: what its row has left, as recorded steps show the
     same, then what unrecorded ones are longer by. A cause of all steps has the whole row in it, also what
     other causes took of that."""
-    row = next((name for name, kind in PART_KINDS if kind == cause.kind), "")
+    row = next(
+        (name for name, kind in PART_KINDS if kind == cause.kind), "wait" if cause.is_waited_for else ""
+    )
     left = {
         name: max(account.mean_ms(name) - sum(taken.get(name, 0.0) for _, taken in named), 0.0)
         for name in (row, "unrecorded")

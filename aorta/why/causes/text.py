@@ -285,7 +285,8 @@ def nothing_text(dataset: Dataset, causes: Causes) -> str:
     lines = [] if is_nothing or account.on_device else busiest(dataset.first, MOST_LINES)
     top = next((line for line in lines if line.doing == "runs" and "backward" not in line.calls), None)
     if top and top.ms >= LARGE_LOSS * account.mean_step_ms:
-        text += f" Backward passes aside, {top.text} takes most, {quantity(top.ms, 'ms')}: look there first."
+        most = f"{top.text} takes most, {quantity(top.ms, 'ms')}"
+        text += f" Backward passes aside, {most}: no loss of it is known."
     if is_large:
         text += (
             f" The largest part without compute is {CELLS[largest].title},"

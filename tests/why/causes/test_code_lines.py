@@ -1248,6 +1248,9 @@ def test_where_no_cause_is_named_the_line_that_takes_most_of_a_step_is(tmp_path)
         tmp_path, lambda rank, step, noise: Host().work(32.0).comm(8.0), ("model", "forward", "runs", 10.0)
     )
     told = nothing_text(dataset("a", [judged]), Causes([]))
-    assert " Backward passes aside, Net.forward(), train.py:40 takes most, 10.0 ms: look there first." in told
+    assert (
+        " Backward passes aside, Net.forward(), train.py:40 takes most, 10.0 ms: no loss of it is known."
+        in told
+    )
     text = causes_text(Causes([], title="", empty_text=told), judged)
     assert "Sampled, ms of a step: where the training thread is most." in text
