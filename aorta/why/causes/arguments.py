@@ -19,8 +19,8 @@ from aorta.why.causes.rules import rules
 from aorta.why.causes.source import Piece, pieces_of_run
 from aorta.why.causes.text import filled
 
-MAKES = ("train", "fit", "prepare")
-"""Methods of trainers in which these make loaders, wrappers and optimizers of their own."""
+TRAINS, MAKES = ("train", "fit"), ("train", "fit", "prepare")
+"""Methods of trainers: that train, and in which these make loaders, wrappers and optimizers of their own."""
 
 
 UNLESS_SET = "unless it is set otherwise"
@@ -39,7 +39,8 @@ class ArgumentRemedy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     remedy: str = ""
     """A pattern of the remedy that it stands for; '' of any."""
     calls: list[str] = []
-    """Patterns of the cause's function, or of a library's that its line is in; empty: of any line."""
+    """Patterns of the cause's function, or of a library's that its line is in; empty: of any line. trainer:
+    of a line that no sample shows, and that calls train() or fit()."""
     site: str = ""
     """What a trainer must have made, of the facts of program_of: 'loader_site'."""
     fine: str = ""
@@ -73,13 +74,15 @@ def told_by_argument(cause: Cause, judged: Run) -> Cause:
     """The cause at the line of the argument that it comes of, and what to set there; as it is without one."""
     line = cause.line
     function = "" if line is None else line.function
-    names = () if line is None else (f"{function}()", line.entry, line.calls)
+    names: tuple[str, ...] = () if line is None else (f"{function}()", line.entry, line.calls)
+    if line is not None and not line.entry:  # no sample tells what it calls
+        names += ("trainer",) * _calls_one_of(TRAINS, f"{Path(line.file).name}:{line.line}", judged)
     for remedy in argument_remedies():
         if cause.kind not in remedy.kinds or not re.search(remedy.remedy, cause.change):
             continue
         if remedy.calls and not any(fnmatchcase(name, each) for name in names for each in remedy.calls):
             continue
-        if remedy.site and not _is_made_by_trainer(remedy.site, judged):
+        if remedy.site and not _calls_one_of(MAKES, program_of(judged.noted)[1].get(remedy.site), judged):
             continue
         if (found := _found(remedy, line, judged)) is None:
             continue
@@ -126,14 +129,13 @@ def _found(
     return name, remedy.of[0], Argument(remedy.default, at), UNLESS_SET
 
 
-def _is_made_by_trainer(site: str, judged: Run) -> bool:
-    """Whether the line that has made it calls a trainer for that."""
-    at = program_of(judged.noted)[1].get(site)
+def _calls_one_of(methods: tuple[str, ...], site: str | None, judged: Run) -> bool:
+    """Whether a line ('train.py:7') calls such a method: as in stacks, the one with the method's name."""
     return any(
         isinstance(one.node, ast.Call)
         and isinstance(one.node.func, ast.Attribute)
-        and one.node.func.attr in MAKES
-        and f"{Path(one.at.file).name}:{one.at.line}" == at
+        and one.node.func.attr in methods
+        and f"{Path(one.at.file).name}:{one.node.func.end_lineno}" == site
         for one in pieces_of_run(judged)
     )
 

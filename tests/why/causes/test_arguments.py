@@ -28,16 +28,26 @@ def judged(tmp_path, monkeypatch):
         monkeypatch.setattr(arguments, "library_calls", lambda run: calls_in(found))
         monkeypatch.setattr(arguments, "pieces_of_run", lambda run: found)
         monkeypatch.setattr(
-            arguments, "program_of", lambda noted: (frozenset(), {"loader_site": "train.py:4"})
+            arguments,
+            "program_of",
+            lambda noted: (
+                frozenset(),
+                {"loader_site": "train.py:6" if "\n).train" in text else "train.py:4"},
+            ),
         )
         return type("Judged", (), {"noted": None})()
 
     return of
 
 
-def cause(kind, change, entry="", calls="", function="main"):
+def cause(kind, change, entry="", calls="", function="main", at=0):
     line = CodeLine(
-        file="train.py", line=9, function=function, text=f"{function}(), train.py:9", entry=entry, calls=calls
+        file="train.py",
+        line=at or 9,
+        function=function,
+        text=f"{function}(), train.py:9",
+        entry=entry,
+        calls=calls,
     )
     return Cause(
         kind=kind,
@@ -50,7 +60,7 @@ def cause(kind, change, entry="", calls="", function="main"):
         change=change,
         check="",
         source="records",
-        line=line if entry or calls else None,
+        line=line if entry or calls or at else None,
     )
 
 
@@ -62,6 +72,8 @@ WAITS = cause("synchronisation", "look for its option", "", "bool in Trainer.tra
 LOADS = cause(
     "data_loading", "persistent_workers=True at train.py:4: its workers (2) start anew in each epoch"
 )
+SAVED = cause("checkpoint", "save less often, or use async_save", at=6)
+LOADED = cause("data_loading", "persistent_workers=True at train.py:6: its workers start anew", at=6)
 EVALUATES = cause(
     "between_steps",
     "do it less often; a model is called there",
@@ -103,6 +115,13 @@ EVALUATES = cause(
             3,
             "persistent_workers=False (the default)",
         ),
+        (
+            "a = TrainingArguments('out')\nTrainer(\n  a\n).train()",
+            SAVED,
+            3,
+            "save_steps=500 (the default) says",
+        ),
+        ("a = TrainingArguments('out')\nTrainer(\n  a\n).train()", LOADED, 3, "workers=False (the default)"),
         ("a = TrainingArguments('out', eval_strategy='epoch')", EVALUATES, 3, "eval_strategy='epoch' says"),
     ],
 )

@@ -6,6 +6,7 @@ import lightning
 import torch
 from measured import network, steps
 from torch.nn.functional import cross_entropy
+from torch.utils.data import DataLoader
 
 
 class Classifier(lightning.LightningModule):
@@ -38,7 +39,8 @@ class TimedSteps(lightning.Callback):
 
 
 def batches(num, rows=128):
-    return [(torch.randn(rows, 64), torch.randint(10, (rows,))) for _ in range(num)]
+    whole = [(torch.randn(rows, 64), torch.randint(10, (rows,))) for _ in range(num)]
+    return DataLoader(whole, batch_size=None)
 
 
 def folder():
