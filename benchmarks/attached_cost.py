@@ -206,7 +206,7 @@ class Switch:
         self._functions.clear()
 
     def _clocks(self) -> tuple[int, ...]:
-        _, cpu_ns, ready_ns, _ = self._sources.thread_use.read(with_process=False)
+        _, cpu_ns, ready_ns, *_ = self._sources.thread_use.read(with_process=False, with_faults=False)
         return (
             time.monotonic_ns(),
             cpu_ns,
@@ -224,10 +224,10 @@ class Switch:
         step.start = Mark(step.start.host_ns + ns)
         step.host_start_ns += ns
         if step.use_at_start is not None:
-            thread, used_ns, waited_ns, of_process_ns = step.use_at_start
+            thread, used_ns, waited_ns, of_process_ns, *_ = step.use_at_start
             waited_ns = None if waited_ns is None else waited_ns + ready_ns
             of_process_ns = None if of_process_ns is None else of_process_ns + process_ns
-            step.use_at_start = thread, used_ns + cpu_ns, waited_ns, of_process_ns
+            step.use_at_start = thread, used_ns + cpu_ns, waited_ns, of_process_ns, None, None
         step.host_notes[:] = [
             msgspec.structs.replace(note, start_ns=note.start_ns + ns, end_ns=note.end_ns + ns)
             for note in step.host_notes

@@ -8,6 +8,7 @@ scheduler's counters at the ends of a step.
 import dis
 import gc
 import os
+import resource
 import sys
 import threading
 import time
@@ -69,6 +70,8 @@ STORAGES = (torch.UntypedStorage, torch.TypedStorage)
 """Saved alone by pickle, of an object that is sent to other ranks, say: no checkpoint."""
 PHASES: dict[str, Phase] = {"data": "data", "backward": "backward", "optimizer": "optimizer"}
 """The phase that a host note of this kind makes; what lies between them is told by the last backward pass."""
+OF_THREAD: int | None = getattr(resource, "RUSAGE_THREAD", None)
+"""Whose use getrusage() tells; None where it tells no thread's."""
 _PASSED_OVER = ("torch", OWN)
 _MISSING: Any = object()
 Function = Callable[..., Any]
@@ -473,17 +476,17 @@ def issued_ns(call: CollectiveCall) -> int:
 
 
 class ThreadUse:
-    """Reads counters of the calling thread, and of its process; 2 to 3 us a reading."""
+    """Reads counters of the calling thread, and of its process; 3 to 5 us a reading."""
 
     def __init__(self) -> None:
         self._thread: int | None = None
         self._file: int | None = None
 
-    def read(self, with_process: bool = True) -> Use:
-        """Return the thread, its ns of CPU time and of being ready without a core, and its process's of CPU
-        time, since it began.
+    def read(self, with_process: bool = True, with_faults: bool = True) -> Use:
+        """Return the thread, its ns of CPU time and of being ready without a core, its process's of CPU time,
+        and its own minor faults and ns in the system, since it began.
 
-        That of being ready is None where the system does not count it, that of the process without it.
+        What the system does not count is None, and what is not asked for.
         """
         thread = get_native_id()  # another one in a forked process, unlike get_ident()
         if thread != self._thread:
@@ -500,7 +503,11 @@ class ThreadUse:
             except (OSError, ValueError, IndexError):  # a thread that is gone had this one's number
                 self.close()
         process_ns = time.process_time_ns() if with_process else None
-        return thread, time.thread_time_ns(), ready_ns, process_ns
+        faults = system_ns = None
+        if with_faults and OF_THREAD is not None:
+            used = resource.getrusage(OF_THREAD)
+            faults, system_ns = used.ru_minflt, round(1e9 * used.ru_stime)
+        return thread, time.thread_time_ns(), ready_ns, process_ns, faults, system_ns
 
     def close(self) -> None:
         if self._file is not None:

@@ -154,7 +154,8 @@ class OpenSteps:
         sources.host_watch.look_for_checkpoints()
         step.first_node = next_node()
         step.host_start_ns = time.monotonic_ns()
-        step.use_at_start = sources.thread_use.read()
+        is_recorded = step.left_out is None or (previous is not None and previous.left_out is None)
+        step.use_at_start = sources.thread_use.read(with_faults=is_recorded)
         if sources.device is not None:
             self._choose_clock(step, sources.device.index)
             sources.phase_memory.begin_step(step, sources.device.index)
@@ -240,9 +241,10 @@ class OpenSteps:
         assert step.start is not None
         number, start_ns = step.global_step, step.start.host_ns
         tell(number)
-        use: Use = before[0], time.thread_time_ns(), None, None
+        use: Use = before[0], time.thread_time_ns(), None, None, None, None
         if now_ns - start_ns >= READ_FROM_NS:
-            use = self._sources.thread_use.read(with_process=now_ns - start_ns >= PROCESS_FROM_NS)
+            with_process = now_ns - start_ns >= PROCESS_FROM_NS
+            use = self._sources.thread_use.read(with_process, with_faults=False)
         closed.append(
             LeftOutStep(
                 number,
@@ -430,7 +432,7 @@ class OpenSteps:
         if clock is not None and journal.current is step and step.body_end is not None:
             if step.window_end is None and not at_body_end:
                 step.window_end = self._mark_for(step, clock)
-                step.use_at_end = self._sources.thread_use.read()
+                step.use_at_end = self._sources.thread_use.read(with_faults=step.left_out is None)
             self.finish()
             self._sampling.interrupted()
             self._sources.sites.end_step(() if step.is_unseen else step.calls)
@@ -463,7 +465,8 @@ class OpenSteps:
         if step is None or clock is None or step.body_end is not None:
             return None
         lengths = tuple(len(getattr(step, name)) for name in _LISTS)
-        return Cut(self._mark_for(step, clock), time.monotonic_ns(), self._sources.thread_use.read(), lengths)
+        use = self._sources.thread_use.read(with_faults=step.left_out is None)
+        return Cut(self._mark_for(step, clock), time.monotonic_ns(), use, lengths)
 
     def split(self, place: Cut, following: RecordedStep) -> None:
         """End the open step at a place that has passed; what came after it moves to `following`, which is the

@@ -53,6 +53,11 @@ class HostUse(msgspec.Struct, frozen=True, array_like=True, gc=False):
     process_ms: float | None = None
     """CPU time of all threads of the process; not of others that it started. None: not
     read, in steps under 10 ms that the overhead left out and by earlier versions."""
+    faults: int | None = None
+    """Pages that the system gave the thread without reading a file (minor faults). None: not read, on
+    systems other than Linux, in steps that the overhead left out, and by earlier versions."""
+    system_ms: float | None = None
+    """Of `cpu_ms`, in the system; None as of `faults`."""
 
 
 Phase = Literal["data", "forward", "backward", "optimizer"]

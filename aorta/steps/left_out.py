@@ -70,8 +70,8 @@ def _recorded(step: LeftOutStep, steps: LeftOutSteps, device: DeviceRecord | Non
         not_measured=steps.not_measured,
         rollbacks=step.rollbacks,
         host_notes=step.notes,
-        use_at_start=(0, 0, 0, 0),
-        use_at_end=(0, step.cpu_ns, step.ready_ns, step.process_ns),
+        use_at_start=(0, 0, 0, 0, None, None),
+        use_at_end=(0, step.cpu_ns, step.ready_ns, step.process_ns, None, None),
         own_ns=step.own_ns,
         left_out=steps.reason,
     )

@@ -221,9 +221,10 @@ class LearnedCalls(msgspec.Struct, array_like=True, eq=False):
     """Of the CallSequence that was sent of them; 0: none was."""
 
 
-Use = tuple[int, int, int | None, int | None]
-"""A thread, its ns of CPU time, its ns of being ready without a core, and ns of CPU time of its process; None
-where nobody counts or reads them."""
+Use = tuple[int, int, int | None, int | None, int | None, int | None]
+"""A thread, its ns of CPU time, its ns of being ready without a core, ns of CPU time of its process, and of
+the thread again its minor faults and its ns of CPU time in the system; None where nobody counts or reads
+them."""
 
 
 class RecordedStep(msgspec.Struct, array_like=True, eq=False):

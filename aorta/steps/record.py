@@ -202,9 +202,11 @@ def host_use(begin: Use | None, end: Use | None) -> HostUse | None:
     """Use of the cores between two readings; None where one is missing, or of another thread."""
     if begin is None or end is None or begin[0] != end[0]:
         return None
-    return HostUse(
-        round((end[1] - begin[1]) / 1e6, 4), _ms_between(begin[2], end[2]), _ms_between(begin[3], end[3])
-    )
+    faults = None if begin[4] is None or end[4] is None else end[4] - begin[4]
+    cpu_ms = round((end[1] - begin[1]) / 1e6, 4)
+    times_ms = (_ms_between(begin[place], end[place]) for place in (2, 3, 5))
+    ready_ms, process_ms, system_ms = times_ms
+    return HostUse(cpu_ms, ready_ms, process_ms, faults, system_ms)
 
 
 def _ms_between(begin_ns: int | None, end_ns: int | None) -> float | None:

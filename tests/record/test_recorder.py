@@ -241,10 +241,12 @@ def test_a_line_tells_what_the_thread_had_of_the_cores(tmp_path):
             time.sleep(0.02)  # of the window, and of no core
     *lines, last = rank_programs.records(str(tmp_path), 0)
     for line in lines:
-        cpu_ms, ready_ms, process_ms = line["host_use"]
+        cpu_ms, ready_ms, process_ms, faults, system_ms = line["host_use"]
         assert 5.0 <= cpu_ms < line["step_ms"] - 15.0
         assert cpu_ms <= process_ms + 1.0
         assert ready_ms is None or ready_ms >= 0.0
+        assert faults is None or faults >= 0
+        assert system_ms is None or 0.0 <= system_ms <= line["step_ms"]
     assert "host_use" not in last  # its window ends where nobody reads
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from aorta.record.journal import Journal
 from aorta.record.open_steps import OpenSteps
-from aorta.steps.notes import CollectiveCall, Group, Mark, RecordedStep
+from aorta.steps.notes import CollectiveCall, Group, Mark, RecordedStep, Use
 
 
 class Uses:
@@ -15,8 +15,8 @@ class Uses:
     def __init__(self) -> None:
         self.thread_use = self
 
-    def read(self) -> tuple[int, int, None, int]:
-        return 0, 0, None, 0
+    def read(self, with_faults: bool) -> Use:
+        return 0, 0, None, 0, None, None
 
 
 class AlwaysFive:

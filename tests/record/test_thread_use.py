@@ -1,5 +1,6 @@
 """Use of the cores by a thread."""
 
+import mmap
 import os
 import threading
 import time
@@ -38,6 +39,39 @@ def test_work_of_another_thread_is_the_process_s_and_not_the_thread_s(use):
     used = host_use(begin, use.read())
     assert used.process_ms >= used.cpu_ms + 15
     assert used.cpu_ms < 15
+
+
+@pytest.mark.skipif(thread_use.OF_THREAD is None, reason="the system tells no thread's use")
+def test_pages_that_a_thread_is_the_first_to_write_are_faults_of_it_alone(use):
+    num, before = 256, use.read()
+    quiet = use.read()
+    write_pages(num)
+    written = use.read()
+    thread = threading.Thread(target=write_pages, args=(num,))
+    thread.start()
+    thread.join()
+    others = use.read()
+    assert num <= host_use(quiet, written).faults <= num + 64
+    assert host_use(before, quiet).faults < 64
+    assert host_use(written, others).faults < num
+    assert 0 <= host_use(quiet, written).system_ms < 1000
+
+
+def test_what_was_not_asked_for_or_nobody_tells_is_not_known(use, monkeypatch):
+    begin = use.read()
+    assert host_use(begin, use.read(with_faults=False)).faults is None
+    monkeypatch.setattr(thread_use, "OF_THREAD", None)
+    used = host_use(begin, use.read())
+    assert (used.faults, used.system_ms) == (None, None)
+
+
+def write_pages(num):
+    """As many as are new to the process, each alone: none is a large one."""
+    with mmap.mmap(-1, num * mmap.PAGESIZE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS) as pages:
+        if hasattr(mmap, "MADV_NOHUGEPAGE"):
+            pages.madvise(mmap.MADV_NOHUGEPAGE)
+        for place in range(num):
+            pages[place * mmap.PAGESIZE] = 1
 
 
 def busy(ns):

@@ -41,6 +41,8 @@ CPU = "host.use.cpu"
 """ms of a core that the thread which trains had, in the whole window."""
 READY = "host.use.ready"
 """ms in which it was ready to run and others had the cores."""
+FAULTS, SYSTEM = "host.use.faults", "host.use.system"
+"""Its minor faults in the window, and ms of CPU time in the system; of recorded steps alone."""
 INNERMOST_FIRST: tuple[HostKind, ...] = (
     "garbage_collection",
     "synchronisation",
@@ -196,6 +198,8 @@ def _use(block: StepTable) -> dict[str, Floats]:
     columns = {
         CPU: block.numbers("host_use.cpu_ms"),
         READY: block.numbers("host_use.ready_ms"),
+        FAULTS: block.numbers("host_use.faults"),
+        SYSTEM: block.numbers("host_use.system_ms"),
         CORES: None if step_ms is None or process_ms is None else ratio(process_ms, step_ms),
     }
     return {name: np.maximum(values, 0.0) for name, values in columns.items() if values is not None}
