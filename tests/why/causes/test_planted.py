@@ -26,7 +26,7 @@ from aorta.why.causes.rules import rules
 from aorta.why.causes.text import nothing_text
 from tests.records.run_folders import run_record
 from tests.why.causes.runs import GPU_RUN, MIB, Host, causes, plain, run_of, sampled, slow_loader, waited
-from tests.why.causes.stacks import COMMON, TRAIN, write_stacks
+from tests.why.causes.stacks import COMMON, FRAMES, TRAIN, write_stacks
 
 
 def found(folder, make, run=None):
@@ -769,6 +769,66 @@ def test_cores_that_idle_are_measured(tmp_path, threads, process_ms, idle, ms):
     for cause in named:
         assert f"of its 4 cores {4 - idle:.2f} were in use on average" in " ".join(cause.evidence)
         assert f"torch.set_num_threads({threads + round(idle)})" in cause.change
+
+
+@pytest.mark.parametrize(
+    ("faults", "system_ms", "load_ms", "ms"),
+    [
+        pytest.param(4000, 8.0, 0.0, 8.0, id="two-us-each"),
+        pytest.param(400, 8.0, 0.0, None, id="the-system-does-something-else"),
+        pytest.param(800, 8.0, 0.0, 4.0, id="no-more-than-pages-may-take"),
+        pytest.param(4000, 1.0, 0.0, None, id="little"),
+        pytest.param(4000, 8.0, 15.0, None, id="batches-may-take-them"),
+        pytest.param(None, None, 0.0, None, id="nobody-counted"),
+    ],
+)
+def test_new_pages_take_what_the_thread_is_in_the_system_for_them(tmp_path, faults, system_ms, load_ms, ms):
+    """Of a step of 30 ms."""
+    at = StackFrame("a.py", 3, "Net.forward", True)
+    line = LineOfWork(
+        at=at, operators=80, flops=1.0, bytes=9.0, forward_flops=1.0, forward_bytes=5.0, handed_bytes=0.0
+    )
+    run = run_record(1, work=WorkOfStep(lines=[line]))
+
+    def make(rank, step, noise):
+        host = Host().work(load_ms, "data") if load_ms else Host()
+        use = HostUse(30.0, 0.0, 30.0, faults, system_ms)
+        return host.work(30.0 - load_ms), {"world_size": 1, "host_use": use}
+
+    found = causes(judge(load_run(run_of(tmp_path / "run", make, run, width=1), "run")))
+    named = [one for one in found if "new pages" in one.subject]
+    assert [one.ms for one in named] == ([] if ms is None else [pytest.approx(ms, rel=0.01)])
+    for cause in named:
+        assert cause.headline.startswith(
+            "new pages of memory for results of operators in Net.forward(), a.py:3:"
+        )
+        assert cause.interval_ms is not None
+        low, high = cause.interval_ms
+        assert low <= ms / 2
+        assert ms * 1.5 <= high
+        assert cause.change.startswith("MALLOC_MMAP_MAX_=0 MALLOC_TRIM_THRESHOLD_=")
+
+
+def test_results_handed_through_memory_leave_out_its_new_pages(tmp_path):
+    """Which are 6 of the 30 ms: 0.8 of what is told where nobody counted faults."""
+    line = LineOfWork(
+        at=FRAMES["task"], operators=8, flops=1.0, bytes=5e7, forward_flops=0.0, forward_bytes=5e7,
+        handed_bytes=4e7,
+    )  # fmt: skip
+    run = run_record(1, work=WorkOfStep(flops=1.0, bytes=5e7, lines=[line]))
+    handed_ms = []
+    for name, use in (("uncounted", ()), ("counted", (3000, 6.0))):
+
+        def make(rank, step, noise, use=use):
+            return Host().work(30.0), {"world_size": 1, "host_use": HostUse(30.0, 0.0, 30.0, *use)}
+
+        folder = run_of(tmp_path / name, make, run, width=1)
+        write_stacks(folder, 0, ("task", "forward", "runs", 20.0), ("backward", "backward", "runs", 10.0))
+        told = {one.subject.partition(" in ")[0]: one.ms for one in causes(judge(load_run(folder, "run")))}
+        handed_ms.append(told["operators that hand their results to each other through memory"])
+        pages_ms = told.get("new pages of memory for results of operators")
+        assert pages_ms == (pytest.approx(6.0, rel=0.01) if use else None)
+    assert handed_ms[1] == pytest.approx(0.8 * handed_ms[0], rel=0.01)
 
 
 def test_who_has_the_cores_that_are_taken_is_measured(tmp_path):

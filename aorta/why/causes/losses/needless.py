@@ -19,16 +19,17 @@ from aorta.account.judge.cells import Account
 from aorta.account.judge.cores import cores_had
 from aorta.account.judge.stacks import sampled, sampled_ms, samples_of_ranks
 from aorta.account.load.measures import memory_limit_bytes, noted_modes, noted_program
+from aorta.account.load.rank.host import FAULTS, READY, SYSTEM
 from aorta.account.load.rank.kernels import NAME_COUNT, NAME_TIME, TIME
 from aorta.account.load.rank.phases import PREFIX
 from aorta.account.metrics import of_operation, operations
-from aorta.account.model import Run
+from aorta.account.model import Run, once_of_run
 from aorta.account.numbers import counted, number, percent
 from aorta.account.rows import positive
 from aorta.records.schema import LineOfWork, OperatorLoop, WorkOfStep
 from aorta.records.stacks import StackFrame
 from aorta.traces.classify import COMM_RULES, classifier, kernel_class
-from aorta.why.causes.finding import WAIT, CauseFinding, Floats
+from aorta.why.causes.finding import OF_SAMPLES, WAIT, CauseFinding, Floats
 from aorta.why.causes.losses.host_needs import MOSTLY_IDLE
 from aorta.why.causes.losses.parts import (
     BUSY_CPU_BYTES_PER_S,
@@ -94,6 +95,13 @@ LARGE_CONVOLUTIONS = 0.3
 LARGE_PADDING = 0.3
 """Of tokens: batches of lengths that chance put together have some."""
 HALF, NEARLY_ALL = 0.5, 0.9
+MOST_OF_A_FAULT_MS = 0.005
+"""CPU time of the system for a page of 4 KiB, to map, clear and give back, at most: 1.8 and 1.9 us on a
+virtual machine. What the system takes beyond is of other calls."""
+TICK_MS = 10.0
+"""Of the slowest of the clocks by which systems tell whose time it is."""
+FEWEST_OF_FAULTS = 4
+"""Recorded steps."""
 CAUSAL_SAVES = 0.6
 """Of attention with a causal mask given as a tensor: 6.4 of 10.5 ms on an H200."""
 SOLVES = re.compile(
@@ -198,7 +206,7 @@ AS_SEEN, OF_ITS_LINE = ("grown", "hoisted", "unchanged", "twice", "before"), ("g
 
 def needless_work(judged: Run, account: Account) -> Iterator[CauseFinding]:
     """Without what is too little to name, which would take from what is."""
-    for finding in _all_of_it(judged, account):
+    for finding in (*_pages(judged, account), *_all_of_it(judged, account)):
         if finding.is_risk or finding.mean_ms >= LEAST * account.mean_step_ms:
             yield finding
 
@@ -612,6 +620,8 @@ def _counted(judged: Run, account: Account, work: WorkOfStep) -> Iterator[CauseF
         lost_ms = part_ms(0.0, num_bytes)
         if not account.on_device:  # as much as samples show
             part = handed / (forward + sum(row.forward_flops for row in rows) / FLOPS_PER_BYTE)
+            pages = new_pages(judged)  # a loss of its own
+            part *= 1 - (0.0 if pages is None else pages.part)
             lost_ms = lost_ms * min(
                 part * seen(rows[0].at)[0] * num_bytes / handed / max(float(lost_ms.mean()), 1e-9), 1.0
             )
@@ -633,6 +643,63 @@ def _counted(judged: Run, account: Account, work: WorkOfStep) -> Iterator[CauseF
             yield found
     if work.rows_bytes:
         yield from _unread_rows(judged, account, work, part_ms(0.0, work.rows_bytes), optimizer)
+
+
+class NewPages(NamedTuple):
+    """Of the threads that train, means over recorded steps and ranks."""
+
+    faults: float
+    ms: float
+    """In the system for them. All threads of an operator write its result, each its part: that is what the
+    step takes longer."""
+    part: float
+    """Of a step, without what others take of the thread's core meanwhile."""
+    ticks: float
+    """Of the system's clock, by which it tells its own time, that show it."""
+
+
+@once_of_run
+def new_pages(judged: Run) -> NewPages | None:
+    """None where nobody counted, or saw any."""
+    whole = judged.whole or judged
+    if not {FAULTS, SYSTEM, READY} <= whole.host_parts.keys():
+        return None
+    columns = [whole.host_parts[name][:, whole.judged_steps] for name in (FAULTS, SYSTEM, READY)]
+    columns.append(whole.values("step_ms"))
+    is_known = np.isfinite(sum(columns))
+    if is_known.sum() < FEWEST_OF_FAULTS:
+        return None
+    faults, system_ms, ready_ms, step_ms = (float(values[is_known].mean()) for values in columns)
+    ms = min(system_ms, MOST_OF_A_FAULT_MS * faults)
+    part = min(ms / max(step_ms - ready_ms, 1e-9), 1.0)
+    return NewPages(faults, ms, part, ms * is_known.sum() / TICK_MS) if part > 0 else None
+
+
+def _pages(judged: Run, account: Account) -> Iterator[CauseFinding]:
+    """What operators on a CPU wait for memory for their results: the same part of the step and of what it
+    computes. None where the other parts of a step may hold half of it, such as batches that are loaded."""
+    pages = None if account.on_device else new_pages(judged)
+    if pages is None:
+        return
+    ms, takes = beside_others(account, work_ms_of(account))
+    lost_ms, others_ms = pages.part * float(ms.mean()), account.mean_step_ms - float(ms.mean())
+    sure_ms = min(pages.part * account.mean_step_ms - others_ms, lost_ms)
+    if sure_ms < HALF * lost_ms:
+        return
+    work = judged.noted.work
+    lines = [] if work is None else work.lines
+    most = max(lines, key=lambda line: line.forward_bytes, default=None)
+    facts: dict[str, object] = {
+        "op": "pages",
+        "what": "new pages of memory for results of operators",
+        "at": most.at if most is not None else None if work is None else work.model_at,
+        "num_pages": f"{pages.faults:,.0f}",
+        "pages_ms": pages.ms,
+        "least_part": HALF * sure_ms / lost_ms,
+    }
+    found = CauseFinding("compute", pages.part * ms, takes, facts=facts, more_ms=HALF * lost_ms)
+    found.size_error = OF_SAMPLES / math.sqrt(pages.ticks)
+    yield found
 
 
 def _zeroed(judged: Run, account: Account, work: WorkOfStep) -> Iterator[CauseFinding]:
