@@ -145,10 +145,11 @@ def phase_steps(judged: Run) -> dict[str, NDArray[np.float64]]:
     return {name: values.mean(axis=0) for name, values in _of_ranks(judged).items()}
 
 
-def growth_text(run: Run, line: CodeLine | None, rank: int | None) -> str:
+def growth_text(run: Run, line: CodeLine | None, rank: int | None, is_expected: bool = False) -> str:
     """'it grows: backward takes 9.2 ms in the first quarter of the run, 23 ms in the last', of the phase of a
     line, by all judged steps, recorded or not. '' where it does not grow all along the run, or the rest of
-    the step does as well: as a machine slows down, all takes longer."""
+    the step does as well: as a machine slows down, all takes longer. is_expected: as the program shows,
+    whatever the rest does."""
     rank = run.ranks[0] if rank not in run.ranks else rank
     phases, samples = phases_of_ranks(run, np.ones(run.num_judged, dtype=bool)), samples_of(run, rank)
     if line is None or samples is None or not phases or phases["step"].shape[1] < STRETCHES**2:
@@ -166,7 +167,7 @@ def growth_text(run: Run, line: CodeLine | None, rank: int | None) -> str:
     is_later = np.subtract.outer(medians, medians)[np.tril_indices(STRETCHES, -1)] > 0
     is_much = last - first >= LEAST_GROWTH * float(np.median(step))
     is_warm_up, is_of_all = last - second < (last - first) / 3, last * rest[0] < 2 * rest[-1] * first
-    if is_warm_up or is_of_all or not is_much or is_later.mean() < NEARLY_ALL:
+    if is_warm_up or (is_of_all and not is_expected) or not is_much or is_later.mean() < NEARLY_ALL:
         return ""
     title = BEFORE if name == "forward" else TITLES[name]
     return (

@@ -848,7 +848,8 @@ def cause_of(
         written = made_in(pieces_of_run(judged), "length", begins, line)
         key, made = ("length", written) if written else (key, made)
     may_grow = line is not None and finding.kind in MAY_GROW and workers is None
-    grows = growth_text(judged.whole or judged, line, finding.rank) if may_grow else ""
+    is_expected = bool(facts.get("registered"))
+    grows = growth_text(judged.whole or judged, line, finding.rank, is_expected) if may_grow else ""
     facts |= {"grown": ""} if grows else {}
     often = value.often or (", growing" if grows else "")
     place = in_line(line, finding)

@@ -154,14 +154,16 @@ def goes_through(tree: ast.Module, line: int) -> str:
     return ""
 
 
-def loops_around(tree: ast.Module, line: int) -> list[Loop]:
-    """The outermost first; that of steps, which calls backward or an update, is none."""
+def loops_around(tree: ast.Module, line: int, of_steps: bool = False) -> list[Loop]:
+    """The outermost first; that of steps, which calls backward or an update, is none, or is what is asked
+    for."""
     return [
         loop
         for loop in ast.walk(tree)
         if isinstance(loop, Loop)
         and loop.lineno <= line <= (loop.end_lineno or 0)
-        and not {node.attr for node in ast.walk(loop) if isinstance(node, ast.Attribute)} & OF_STEPS
+        and of_steps
+        == bool({node.attr for node in ast.walk(loop) if isinstance(node, ast.Attribute)} & OF_STEPS)
     ]
 
 

@@ -178,7 +178,7 @@ def test_garbage_collections_that_have_no_room_beside_a_phase_are_said_of_it(col
     ("forward", "others", "text"),
     [
         pytest.param(lambda part: 8 + 16 * part, lambda part: 20, "10.0 ms", id="all-along-the-run"),
-        pytest.param(lambda part: 8 + 16 * part, lambda part: 20 + 40 * part, None, id="all-of-the-step"),
+        pytest.param(lambda part: 8 + 16 * part, lambda part: 20 + 40 * part, "", id="all-of-the-step"),
         pytest.param(lambda part: min(8 + 64 * part, 24), lambda part: 20, None, id="a-warm-up"),
         pytest.param(lambda part: 8 + 16 * (part > 0.5), lambda part: 20, None, id="a-jump"),
         pytest.param(lambda part: 24 - 16 * part, lambda part: 20, None, id="it-falls"),
@@ -196,9 +196,12 @@ def test_a_phase_grows_all_along_the_run_or_is_not_said_to(forward, others, text
     )
     hosts = {STEP: forward + others, f"{PREFIX}forward": forward}
     judged = msgspec.structs.replace(judged, host_parts={name: ms[None] for name, ms in hosts.items()})
-    told = growth_text(judged, phases_of(judged)[0].line, rank=0)
+    line = phases_of(judged)[0].line
+    told = growth_text(judged, line, rank=0)
     assert told.startswith("it grows: what comes before the backward pass takes") == bool(text)
     assert bool(told) == bool(text)
+    is_of_all = text == ""
+    assert bool(growth_text(judged, line, rank=0, is_expected=True)) == (bool(text) or is_of_all)
 
 
 @pytest.mark.parametrize(

@@ -1,13 +1,19 @@
 """What DDP's hook for gradients and the program's code within an optimizer's step cost, of samples."""
 
+import os
+
+import msgspec
 import pytest
 
+from aorta.account.judge.cells import account_of
 from aorta.account.judge.judged import judge
 from aorta.account.load.open import load_run
 from aorta.records.schema import HostUse
+from aorta.why.causes.losses import hooks
+from aorta.why.causes.source import pieces_of, source_of
 from tests.records.run_folders import run_record
 from tests.why.causes.runs import MIB, Host, causes, plain, run_of
-from tests.why.causes.stacks import COMMON, write_stacks
+from tests.why.causes.stacks import COMMON, TRAIN, write_stacks
 
 SOURCE = {"source": "kernels", "modules": ["bucket 0: weight"], "host_use": HostUse(35.0, 0.0)}
 
@@ -127,3 +133,40 @@ def test_copies_of_one_process_for_several_devices(tmp_path, frame, is_found):
         )
         assert (one.ms, one.why_no_interval[:8]) == (pytest.approx(4.0, rel=0.02), "at least")
         assert one.change.startswith("DistributedDataParallel, with a process for each device")
+
+
+REGISTERS = "for block in model:\n        block.register_forward_hook(keep_outputs)\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "function", "is_told"),
+    [
+        pytest.param(f"def main():\n    for step in range(9):\n      {REGISTERS}        loss.backward()",
+                     "main", True, id="in-the-loop"),
+        pytest.param(f"def main():\n    {REGISTERS}    for step in range(9):\n        loss.backward()",
+                     "main", False, id="before-the-loop"),
+        pytest.param(f"def keep_outputs():\n    {REGISTERS}", "keep_outputs", True, id="in-a-function"),
+        pytest.param(f"def keep_outputs():\n    {REGISTERS}    handle.remove()", "keep_outputs", False,
+                     id="they-are-removed"),
+        pytest.param(f"def set_up():\n    {REGISTERS}", "set_up", False, id="in-a-function-of-no-step"),
+    ],
+)  # fmt: skip
+def test_hooks_that_each_step_registers_anew(tmp_path, monkeypatch, text, function, is_told):
+    script = tmp_path / "train.py"
+    script.write_text(text)
+    os.utime(script, (1, 1))
+    folder = run_of(tmp_path / "run", lambda rank, step, noise: plain(noise))
+    for rank in (0, 1):
+        write_stacks(folder, rank, COMMON, ("outputs", "forward", "runs", 8.0))
+    judged = judge(load_run(folder, "run"))
+    source = source_of(str(script), run_record(started_unix_ns=10**18))
+    pieces = [
+        one._replace(at=msgspec.structs.replace(one.at, file=TRAIN))
+        for one in pieces_of([str(script)], run_record(started_unix_ns=10**18))
+    ]
+    monkeypatch.setattr(hooks, "pieces_of_run", lambda judged: pieces)
+    monkeypatch.setattr(hooks, "source_of", lambda file, record: source)
+    (finding,) = hooks.code_in_hooks(judged, account_of(judged), [])
+    place = finding.facts["registered"]
+    assert (place is not None) == is_told
+    assert place is None or place.startswith(f"{function}(), train.py:")

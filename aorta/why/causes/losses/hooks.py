@@ -30,10 +30,15 @@ from aorta.why.causes.losses.program_code import (
     LARGE,
     LEAST,
     OWN,
+    loops_of,
 )
 from aorta.why.causes.losses.seen import Seen
 from aorta.why.causes.losses.transfer import best_busbw
+from aorta.why.causes.source import loops_around, pieces_of_run, source_of
 
+REGISTERS = re.compile(r"[^=\s]*\.register_\w*hook\(")
+REMOVES = re.compile(r"[^=\s]*\.remove\(\)")
+"""Calls of hooks and of their handles."""
 TRAINS = "training_step"
 """What Lightning calls for the loss, within the optimizer's step: operators there may be the model's."""
 OF_AN_OPTIMIZER = ("step", "closure")
@@ -57,7 +62,7 @@ def code_in_hooks(judged: Run, account: Account, losses: list[CauseFinding]) -> 
         _of_gradients(judged, samples),
         _of_optimizers(samples),
         _of_data_parallel(samples),
-        _of_modules(samples) if not account.on_device else NOTHING,
+        _of_modules(judged, samples) if not account.on_device else NOTHING,
     ):
         if seen.fewest < FEWEST:
             continue
@@ -101,7 +106,7 @@ def _of_gradients(judged: Run, samples: list[Samples]) -> _Hooks:
     return seen, facts, WAIT if judged.source == "host" else ("launch",)
 
 
-def _of_modules(samples: list[Samples]) -> _Hooks:
+def _of_modules(judged: Run, samples: list[Samples]) -> _Hooks:
     """Hooks of the program in forward passes, of the function with most of them."""
     by_function = Seen.where(samples, lambda one: one.in_phase("forward")).by(
         lambda path: None if (hook := _hook_of_module(path)) is None else (hook.file, hook.function)
@@ -110,7 +115,30 @@ def _of_modules(samples: list[Samples]) -> _Hooks:
     if seen is None:
         return NOTHING
     at = Counter(map(_hook_of_module, seen.paths)).most_common(1)[0][0]
-    return seen, {"op": "in_hooks", "origin": "in_hooks", "what": OWN, "at": at}, ()
+    registered = _registered_in(judged, samples, seen)
+    facts = {"op": "in_hooks", "origin": "in_hooks", "what": OWN, "at": at, "registered": registered}
+    return seen, dict[str, object](facts), ()
+
+
+def _registered_in(judged: Run, samples: list[Samples], seen: Seen) -> str | None:
+    """The line of the program that registers hooks in each step: in the loop of steps, or in a function that
+    it calls before these hooks run. None where the program removes any."""
+    pieces = pieces_of_run(judged)
+    if any(REMOVES.match(one.text) for one in pieces):
+        return None
+    loops = {function for one in samples for function in loops_of(one)}
+    within, called = set(), set()
+    for path in seen.paths:
+        last = max((place for place, frame in enumerate(path) if frame.function_id in loops), default=None)
+        if last is not None:
+            within.add(path[last].function_id)
+            called |= {frame.function_id for frame in path[last + 1 :] if frame.is_program}
+    for one in (one for one in pieces if REGISTERS.match(one.text)):
+        source = source_of(one.at.file, judged.noted) if one.at.function_id in within else None
+        in_loop = source is not None and loops_around(source.tree, one.at.line, of_steps=True)
+        if one.at.function_id in called or in_loop:
+            return one.at.text
+    return None
 
 
 def _hook_of_module(path: list[StackFrame]) -> StackFrame | None:

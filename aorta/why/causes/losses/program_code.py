@@ -189,7 +189,7 @@ def program_code(
     handing, of_handing = _handing_numbers(judged, account, samples)
     sending, of_sending = _sending_objects(judged, account, samples)
     yield from (*of_handing, *of_sending)
-    loops = {function for one in samples for function in _loops(one)}
+    loops = {function for one in samples for function in loops_of(one)}
     forward = Seen.where(samples, lambda one: one.in_phase("forward"))
     has_no_model = judged.noted.not_measured.get("flops_per_step") in (NO_CALL, NO_OPTIMIZER)
     has_no_model &= forward.num < FEWEST
@@ -684,7 +684,7 @@ def own_of_rank(judged: Run, account: Account) -> CauseFinding | None:
     samples = samples_of_ranks(whole, timed_samples_of)
     if account.on_device or has_point_to_point(judged) or not 2 <= len(samples) == min(num_ranks, MOST_RANKS):
         return None
-    loops = {function for one in samples for function in _loops(one)}
+    loops = {function for one in samples for function in loops_of(one)}
     waits = Seen.where(samples, _waits)
     own = Seen.where(samples, lambda one: ~(_waits(one) | _is_of_all(one)))
     only = [list[int]() for _ in samples]
@@ -781,7 +781,7 @@ def _name(frame: StackFrame) -> str:
     return frame.outer_function.rpartition(".")[2]
 
 
-def _loops(samples: Samples) -> Iterator[Function]:
+def loops_of(samples: Samples) -> Iterator[Function]:
     """Functions of the program that call backward or the optimizer."""
     which = samples.is_judged & samples.in_phase("backward", "optimizer")
     for node in set(samples.rows[which, 5].tolist()):

@@ -1,6 +1,6 @@
 """
 cause: program_code
-told: in one step of N where it only watches what modules give, and register a hook once
+told: register (hooks|a hook) once, before the loop
 """
 
 import torch
