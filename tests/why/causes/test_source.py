@@ -167,6 +167,23 @@ def test_a_part_of_the_rows_is_dealt_out(tmp_path, kind, key, line, deals):
     assert made_in(pieces(tmp_path, train=program), kind, key, None) == ("train.py:2" if deals else "")
 
 
+@pytest.mark.parametrize(
+    ("line", "kind", "deals"),
+    [
+        ("batches = LengthBuckets(lengths, 32, seed=SEED + rank)", "imbalance", True),
+        ("batches = LengthBuckets(lengths, 32, seed=SEED)", "imbalance", False),
+        ("torch.manual_seed(SEED + rank)", "imbalance", False),
+        ("batches = LengthBuckets(lengths, 32, seed=SEED + rank)", "late_rank", False),
+    ],
+)
+def test_batches_of_each_rank_may_come_in_an_order_of_its_own(tmp_path, line, kind, deals):
+    """Where they differ in size, which makes other ranks late in turn."""
+    key = "batches" if kind == "imbalance" else "works"
+    assert made_in(pieces(tmp_path, train=f"import torch\n{line}\n"), kind, key, None) == (
+        "train.py:2" if deals else ""
+    )
+
+
 def test_lines_that_ask_for_fp64(tmp_path):
     program = "import torch\nTYPE = torch.float64\nx = [].double()\nnumpy.float64(3)\n"
     assert (
