@@ -101,7 +101,7 @@ def _recorded(number: int) -> RecordedStep:
         global_step=number, step=number, epoch=0, tokens=None, start=Mark(start_ns),
         body_end=Mark(start_ns + BODY_NS), window_end=Mark(start_ns + STEP_NS), host_start_ns=start_ns,
         host_end_ns=start_ns + BODY_NS, scalars={"loss": 1.0 / (1 + number)}, host_notes=_notes(start_ns),
-        use_at_start=(0, 0, 0, 0), use_at_end=(0, 5_000_000, 100_000, 9_000_000),
+        use_at_start=(0, 0, 0, 0, 0, 0), use_at_end=(0, 5_000_000, 100_000, 9_000_000, 40, 1_000_000),
     )  # fmt: skip
 
 
