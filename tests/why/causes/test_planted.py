@@ -776,8 +776,8 @@ def test_cores_that_idle_are_measured(tmp_path, threads, process_ms, idle, ms):
     [
         pytest.param(4000, 8.0, 0.0, 8.0, id="two-us-each"),
         pytest.param(400, 8.0, 0.0, None, id="the-system-does-something-else"),
-        pytest.param(800, 8.0, 0.0, 4.0, id="no-more-than-pages-may-take"),
-        pytest.param(4000, 1.0, 0.0, None, id="little"),
+        pytest.param(1200, 8.0, 0.0, 6.0, id="no-more-than-pages-may-take"),
+        pytest.param(4000, 4.0, 0.0, None, id="little"),
         pytest.param(4000, 8.0, 15.0, None, id="batches-may-take-them"),
         pytest.param(None, None, 0.0, None, id="nobody-counted"),
     ],
