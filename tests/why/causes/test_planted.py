@@ -574,7 +574,7 @@ def test_a_product_for_ignored_targets_is_told_to_choose_its_positions(tmp_path)
     ("work", "remedy"),
     [
         (
-            WorkOfStep(flops=100.0, padding=0.8, padding_columns=0.8),
+            WorkOfStep(flops=100.0, padding=0.8, padding_columns=0.7),
             "the loader, which is made at train.py:9)",
         ),
         (
@@ -593,6 +593,14 @@ def test_what_is_set_elsewhere_is_told_with_where_that_is_made(tmp_path, work, r
     }
     first = found(tmp_path / "run", lambda rank, step, noise: plain(noise), run)[0]
     assert remedy in first.change
+
+
+@pytest.mark.parametrize(("columns", "is_told"), [(0.3, True), (0.4, False)])
+def test_what_ends_all_rows_alike_is_no_padding(tmp_path, columns, is_told):
+    """As the steps in which a network answers, of a task that has it copy what it read."""
+    run = run_record(2, work=WorkOfStep(flops=100.0, padding=0.4, padding_columns=columns))
+    named = found(tmp_path / "run", lambda rank, step, noise: plain(noise), run)
+    assert any(one.subject.startswith("padding of batches") for one in named) == is_told
 
 
 @pytest.mark.parametrize(

@@ -92,6 +92,8 @@ PASSES = {TRANSFORM: 2, "batch_norm_collect_statistics_kernel": 1, "batch_norm_b
 normalized. The first is bound by memory; of the others what takes longer is lost to strides."""
 LARGE_CONVOLUTIONS = 0.3
 """Of a step."""
+ALL_ALIKE = 0.995
+"""Part of what fills rows up, from which on it fills all rows of their batch: no row is longer."""
 LARGE_PADDING = 0.3
 """Of tokens: batches of lengths that chance put together have some."""
 HALF, NEARLY_ALL = 0.5, 0.9
@@ -627,7 +629,8 @@ def _counted(judged: Run, account: Account, work: WorkOfStep) -> Iterator[CauseF
             )
         what = "operators that hand their results to each other through memory"
         yield finding("handed", what, rows[0].at, lost_ms, handed_bytes=num_bytes)
-    if work.padding:
+    # What ends all rows alike is part of them, as the steps in which a network answers.
+    if work.padding_columns < ALL_ALIKE * work.padding:
         is_column = work.padding_columns >= HALF * work.padding
         part = work.padding_columns if is_column else work.padding
         if is_column or part >= LARGE_PADDING:
