@@ -3,6 +3,7 @@
 import math
 import random
 import re
+from types import SimpleNamespace
 from unittest.mock import ANY
 
 import pytest
@@ -1058,3 +1059,19 @@ def test_one_process_needs_no_words_on_its_rank(tmp_path):
 
 def _with_data(noise):
     return Host().work(9.0, "data").work(30.0 * noise.gauss(1, 0.01)), {"world_size": 1}
+
+
+@pytest.mark.parametrize(
+    ("leaf", "part"), [("_Orthogonal.forward", 0.75), ("_WeightNorm.forward", 0.75), ("Linear.forward", 0.0)]
+)
+def test_what_a_line_computes_weights_with_is_told_by_its_samples(monkeypatch, leaf, part):
+    """3 of 4 ms of a line; operators alone would have a small and a large one count alike."""
+    at, other = StackFrame("a.py", 3, "Cell.forward", True), StackFrame("a.py", 4, "Cell.forward", True)
+    inside, linear = (StackFrame("torch", 0, name, False) for name in (leaf, "Linear.forward"))
+    stacks = [
+        SimpleNamespace(frames=[line, of_torch], ms=ms)
+        for line, of_torch, ms in ((at, inside, 3.0), (at, linear, 1.0), (other, inside, 5.0))
+    ]
+    samples = SimpleNamespace(is_judged=None, chosen=lambda _: stacks)
+    monkeypatch.setattr(needless, "samples_of_ranks", lambda _: [samples])
+    assert needless._part_of_weights(SimpleNamespace(whole=None), at) == part

@@ -92,6 +92,8 @@ PASSES = {TRANSFORM: 2, "batch_norm_collect_statistics_kernel": 1, "batch_norm_b
 normalized. The first is bound by memory; of the others what takes longer is lost to strides."""
 LARGE_CONVOLUTIONS = 0.3
 """Of a step."""
+OF_WEIGHTS = re.compile(r"_(Orthogonal|WeightNorm|SpectralNorm)\.forward$")
+"""Functions of torch.nn.utils.parametrizations."""
 ALL_ALIKE = 0.995
 """Part of what fills rows up, from which on it fills all rows of their batch: no row is longer."""
 LARGE_PADDING = 0.3
@@ -560,8 +562,9 @@ def _counted(judged: Run, account: Account, work: WorkOfStep) -> Iterator[CauseF
         found.facts["part"] = part / whole or None
         lines = range(at.line, at.line + 1) if op in OF_ITS_LINE and at is not None else None
         seen_ms, num = seen(at, lines) if op in AS_SEEN else (0.0, 0)
-        if op == "hoisted":  # and as much backward
-            seen_ms = 2 * work.hoisted_share * seen_ms
+        if op == "hoisted" and at is not None:  # and as much backward; of a solve two more
+            share = max(work.hoisted_share, work.hoisted_solves, _part_of_weights(judged, at))
+            seen_ms = (3 if work.hoisted_solves >= HALF else 2) * share * seen_ms
         if seen_ms and (op != "unchanged" or work.unchanged_is_all):
             found.more_ms = 0.0 if lines is None else max(found.mean_ms - seen_ms, 0.0)
             found.ms, found.num_samples = np.full_like(lost_ms, seen_ms), num
@@ -646,6 +649,18 @@ def _counted(judged: Run, account: Account, work: WorkOfStep) -> Iterator[CauseF
             yield found
     if work.rows_bytes:
         yield from _unread_rows(judged, account, work, part_ms(0.0, work.rows_bytes), optimizer)
+
+
+def _part_of_weights(judged: Run, at: StackFrame) -> float:
+    """Part of a line's samples whose thread is in what torch computes a weight with."""
+    stacks = [
+        stack
+        for one in samples_of_ranks(judged.whole or judged)
+        for stack in one.chosen(one.is_judged)
+        if at in stack.frames
+    ]
+    of_weights = sum(stack.ms for stack in stacks if OF_WEIGHTS.match(stack.frames[-1].function))
+    return of_weights / sum(stack.ms for stack in stacks) if stacks else 0.0
 
 
 class NewPages(NamedTuple):
