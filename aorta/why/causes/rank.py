@@ -842,9 +842,9 @@ def cause_of(
     told_by = (op, origin, issuer.get("layer"), "any")
     keys = [str(one) for one in told_by if line is None or (one != "any" and finding.kind != "late_rank")]
     key = next((one for one in keys if one in rule.made), "")
-    made = made_in(pieces_of_run(judged), key, rule.made[key][1], line) if key else ""
+    made = made_in(pieces_of_run(judged), key, rule.begins(key), line) if key else ""
     if length := finding.facts.get("length"):  # the number itself says more than a model that it is handed to
-        begins = rule.made["length"][1].format(length=length.replace(",", "_?"))
+        begins = rule.begins("length").format(length=length.replace(",", "_?"))
         written = made_in(pieces_of_run(judged), "length", begins, line)
         key, made = ("length", written) if written else (key, made)
     may_grow = line is not None and finding.kind in MAY_GROW and workers is None

@@ -95,7 +95,7 @@ def at(tmp_path, line, function):
 
 
 def made_in(found, kind, key, line):
-    return source.made_in(found, key, rules()[kind].made[key][1], line)
+    return source.made_in(found, key, rules()[kind].begins(key), line)
 
 
 @pytest.mark.parametrize(

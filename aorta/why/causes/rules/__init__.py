@@ -66,13 +66,17 @@ class CauseRule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     """A sentence whose facts are not all known is left out."""
     change: list[RuleChange]
     """The first that fits the run's stack."""
-    made: dict[str, tuple[str, str]] = {}
+    made: dict[str, tuple[str, ...]] = {}
     """By operation, origin or layer of a finding, or 'any' where it has no line: 'of a table made', and how a
-    piece of the source begins where that is, as a pattern. length: of the rows that a finding is of."""
+    piece of the source begins where that is, as patterns. length: of the rows that a finding is of."""
     settings: dict[str, str] = {}
     """Environment variables with a value ('NCCL_P2P_DISABLE=1') under which such a loss is larger, and what
     they do: said before the change."""
     check: str
+
+    def begins(self, key: str) -> str:
+        """The pattern of where that is made."""
+        return "|".join(self.made[key][1:])
 
 
 class CallRemedy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
