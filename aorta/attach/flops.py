@@ -46,7 +46,7 @@ from aorta.attach.program import ALIGNED
 from aorta.record.collective_names import compiled_frames
 from aorta.records.libraries import OWN, PYTHON, library_of
 from aorta.records.schema import (
-    IN_PARTS,
+    COMPILED_PARTS,
     NO_CALL,
     NO_OPTIMIZER,
     UNLIKE,
@@ -157,7 +157,7 @@ class ModelCalls:
         compiled = getattr(sys.modules.get("torch._dynamo.eval_frame"), "OptimizedModule", None)
         if compiled is not None and compiled_frames() > 0:
             self._replace(compiled)  # compiled code is guarded by Module's own
-            self._no_call = IN_PARTS
+            self._no_call = COMPILED_PARTS
         else:
             self._replace(Module)
             if len(self._sizes) == 1:

@@ -204,8 +204,7 @@ def host_use(begin: Use | None, end: Use | None) -> HostUse | None:
         return None
     faults = None if begin[4] is None or end[4] is None else end[4] - begin[4]
     cpu_ms = round((end[1] - begin[1]) / 1e6, 4)
-    times_ms = (_ms_between(begin[place], end[place]) for place in (2, 3, 5))
-    ready_ms, process_ms, system_ms = times_ms
+    ready_ms, process_ms, system_ms = (_ms_between(begin[place], end[place]) for place in (2, 3, 5))
     return HostUse(cpu_ms, ready_ms, process_ms, faults, system_ms)
 
 

@@ -21,9 +21,8 @@ from aorta.why.causes.text import filled
 
 TRAINS, MAKES = ("train", "fit"), ("train", "fit", "prepare")
 """Methods of trainers: that train, and in which these make loaders, wrappers and optimizers of their own."""
-
-
 UNLESS_SET = "unless it is set otherwise"
+"""Said of a default where not all arguments are known."""
 
 
 class ArgumentRemedy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -562,7 +562,7 @@ def _counted(judged: Run, account: Account, work: WorkOfStep) -> Iterator[CauseF
         found.facts["part"] = part / whole or None
         lines = range(at.line, at.line + 1) if op in OF_ITS_LINE and at is not None else None
         seen_ms, num = seen(at, lines) if op in AS_SEEN else (0.0, 0)
-        if op == "hoisted" and at is not None:  # and as much backward; of a solve two more
+        if op == "hoisted" and at is not None and seen_ms:  # and as much backward; of a solve two more
             share = max(work.hoisted_share, work.hoisted_solves, _part_of_weights(judged, at))
             seen_ms = (3 if work.hoisted_solves >= HALF else 2) * share * seen_ms
         if seen_ms and (op != "unchanged" or work.unchanged_is_all):

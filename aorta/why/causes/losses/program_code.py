@@ -87,22 +87,8 @@ OF_PYTHON = (
 )
 """What has names of functions that are no operators of torch's,"""
 ALSO_OF_TENSORS = (
-    *(
-        "abs",
-        "add",
-        "all",
-        "any",
-        "detach",
-        "max",
-        "min",
-        "multinomial",
-        "pow",
-        "round",
-        "sort",
-        "sub",
-        "sum",
-        "values",
-    ),
+    *("abs", "add", "all", "any", "detach", "max", "min"),
+    *("multinomial", "pow", "round", "sort", "sub", "sum", "values"),
 )
 """but for these."""
 SLOWING = {
@@ -478,15 +464,11 @@ def _sending_objects(
         return set(), []
     seen, waited = by_line[at], lines_of_spans(judged, "synchronisation") if account.on_device else {}
     ms, num_samples = seen.common_ms(judged.whole or judged, account)
-    calls_of = [row for row in sites if (Path(row.file).name, row.line) == at]
+    op = next(row.op for row in sites if (Path(row.file).name, row.line) == at)
     ms = ms * _not_waiting(seen, {line: (0.0, of_line) for line, (_, of_line) in waited.items()})
     if ms.mean() < LEAST * account.mean_step_ms:
         return set(), []
-    facts: dict[str, Any] = {
-        "what": f"{calls_of[0].op} of an object",
-        "op": calls_of[0].op,
-        "origin": "object",
-    }
+    facts: dict[str, Any] = {"what": f"{op} of an object", "op": op, "origin": "object"}
     facts |= {"moves": "an object", "at": heaviest(seen.stacks), "sending_ms": float(ms.mean())}
     facts |= {"kind_of_loss": "pickling and transfer"}
     cells = (*DEVICE_CELLS, "transfer") if account.on_device else ("transfer", "communication", *CPU_CELLS)
