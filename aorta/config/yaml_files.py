@@ -1,4 +1,5 @@
-"""Reads YAML as plain data (read_yaml), and makes structs of it (convert); used for every YAML file of aorta.
+"""Reads YAML as plain data (read_yaml), and makes structs of it (convert, read_structs); used for every YAML
+file of aorta.
 
 Files come from users: limits on size and nesting, and errors of one line that name the file and the key.
 """
@@ -76,6 +77,12 @@ def read_yaml(path: Path | str, origin: str | None = None, *, aliases: bool = Tr
     except ValueError as error:  # UnicodeDecodeError; a path with a null character
         raise ConfigError(f"{origin}: cannot be read: not a text file ({_first_line(error)})") from None
     return parse_yaml(text, origin, aliases=aliases)
+
+
+def read_structs(path: Path | str, expected: type[T], origin: str | None = None) -> T:
+    """Structs from a YAML file: convert(read_yaml(path))."""
+    origin = origin or str(path)
+    return convert(read_yaml(path, origin), expected, origin)
 
 
 def parse_yaml(text: str, origin: str, *, aliases: bool = True) -> Any:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import msgspec
 
-from aorta.config.yaml_files import convert, read_yaml
+from aorta.config.yaml_files import read_structs
 from aorta.errors import ConfigError
 from aorta.hazards.findings import Finding, Site
 
@@ -42,7 +42,7 @@ class Exceptions:
 
 
 def _read(path: Path | str) -> list[_Exception]:
-    entries = convert(read_yaml(path), list[_Exception], str(path))
+    entries = read_structs(path, list[_Exception])
     for number, entry in enumerate(entries, start=1):
         if not (entry.operation or entry.where) or not entry.reason.strip():
             raise ConfigError(f"{path}: entry {number} needs a reason, and operation or where")

@@ -12,7 +12,7 @@ from typing import Literal
 
 import msgspec
 
-from aorta.config.yaml_files import convert, read_yaml
+from aorta.config.yaml_files import read_structs
 from aorta.errors import ConfigError, did_you_mean
 from aorta.hardware.names import packaged
 
@@ -425,14 +425,13 @@ def mean_keys(seq_len: int, window: int | None) -> float:
 def load_model(name_or_path: str) -> Model:
     """A model of aorta/projection/models by name or alias, or of a YAML file."""
     path = packaged(Path(name_or_path), "models", MODEL_DIR)
-    if path.suffix in (".yaml", ".yml"):
-        if not path.exists():
-            file_names = ", ".join(sorted(file.name for file in path.parent.glob("*.yaml")))
-            raise ConfigError(f"{path}: no such model file{f', there is {file_names}' if file_names else ''}")
-        return convert(read_yaml(path), Model, str(path))
-    packaged_file = model_file(name_or_path)
-    if packaged_file is not None:
-        return convert(read_yaml(packaged_file), Model, str(packaged_file))
+    is_named_as_file = path.suffix in (".yaml", ".yml")
+    if is_named_as_file and not path.exists():
+        file_names = ", ".join(sorted(file.name for file in path.parent.glob("*.yaml")))
+        raise ConfigError(f"{path}: no such model file{f', there is {file_names}' if file_names else ''}")
+    file = path if is_named_as_file else model_file(name_or_path)
+    if file is not None:
+        return read_structs(file, Model)
     if path.is_file():
         form = "give a YAML file of the form of aorta/projection/models, such as llama3-8b.yaml"
         raise ConfigError(f"--model {name_or_path}: not a model file by its name; {form}")
@@ -485,5 +484,5 @@ def name_key(name: str) -> tuple[str, ...]:
 @cache
 def models() -> dict[str, Model]:
     """Every model of aorta/projection/models by name."""
-    loaded = (convert(read_yaml(path), Model, str(path)) for path in sorted(MODEL_DIR.glob("*.yaml")))
+    loaded = (read_structs(path, Model) for path in sorted(MODEL_DIR.glob("*.yaml")))
     return {model.name: model for model in loaded}

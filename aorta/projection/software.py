@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from aorta.config.yaml_files import convert, near, read_yaml
+from aorta.config.yaml_files import near, read_structs
 from aorta.errors import ConfigError
 from aorta.hardware.part import Hardware
 from aorta.projection.model import Model
@@ -101,14 +101,14 @@ class Release(msgspec.Struct, frozen=True):
 @cache
 def stacks() -> dict[str, Stack]:
     """Every framework by name."""
-    read = (convert(read_yaml(path), Stack, str(path)) for path in sorted(STACK_DIR.glob("*.yaml")))
+    read = (read_structs(path, Stack) for path in sorted(STACK_DIR.glob("*.yaml")))
     return {stack.name: stack for stack in read}
 
 
 @cache
 def measured_releases() -> dict[str, dict[str, ReleaseRows]]:
     """Releases of which whole steps were compared, by framework; `undated` where rows name none."""
-    return convert(read_yaml(RELEASES), Releases, str(RELEASES)).releases
+    return read_structs(RELEASES, Releases).releases
 
 
 def load_stack(name: str) -> Release:

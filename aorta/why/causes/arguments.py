@@ -64,9 +64,9 @@ class LibraryCall(NamedTuple):
 
 @cache
 def argument_remedies() -> list[ArgumentRemedy]:
-    from aorta.config.yaml_files import read_yaml
+    from aorta.config.yaml_files import read_structs
 
-    return msgspec.convert(read_yaml(Path(__file__).with_name("arguments.yaml")), list[ArgumentRemedy])
+    return read_structs(Path(__file__).with_name("arguments.yaml"), list[ArgumentRemedy])
 
 
 def told_by_argument(cause: Cause, judged: Run) -> Cause:

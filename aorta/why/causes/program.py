@@ -3,6 +3,7 @@ libraries, as far as records tell."""
 
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from functools import cache
 from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -84,9 +85,8 @@ BLOCKING_WAITS = ("TORCH_NCCL_BLOCKING_WAIT", "NCCL_BLOCKING_WAIT")
 HIDING = (*BLOCKING, "AMD_SERIALIZE_KERNEL", "PYTORCH_NO_CUDA_MEMORY_CACHING")
 """Variables that make the host wait: what else would help late launches, they hide."""
 WORDS_FOR_1 = ("Y", "YES", "T", "TRUE")
-NOT_COMPILED = "torch.compile() compiles nothing with it"
-COMPILES_NOT = {"TORCHDYNAMO_DISABLE=1": NOT_COMPILED, "TORCH_COMPILE_DISABLE=1": NOT_COMPILED}
-"""Settings without which what is told of torch.compile does nothing, as settings of a rule."""
+COMPILES_NOT = ("TORCHDYNAMO_DISABLE=1", "TORCH_COMPILE_DISABLE=1")
+"""Settings under which what is told of torch.compile does nothing, as settings of a rule."""
 TORCH_OPTIMIZERS = frozenset(
     (
         *("Adadelta", "Adafactor", "Adagrad", "Adam", "AdamW", "Adamax", "ASGD", "LBFGS", "Muon", "NAdam"),
@@ -167,33 +167,40 @@ class SlowingSetting(NamedTuple):
     effect: str
 
 
-def settings_in_force(effects: Mapping[str, str], judged: Run) -> list[SlowingSetting]:
-    """Those of these environment variables that have the value under which a loss is larger."""
+@cache
+def effects_of_settings() -> dict[str, str]:
+    from aorta.config.yaml_files import read_structs
+
+    return read_structs(Path(__file__).with_name("settings.yaml"), dict[str, str])
+
+
+def settings_in_force(settings: Iterable[str], judged: Run) -> list[SlowingSetting]:
+    """Those of these, which are keys of settings.yaml, whose variable has the value."""
     environment, found = _environment(judged), []
     if judged.source == "host" or judged.noted.world_size < 2:
         environment = {name: value for name, value in environment.items() if "NCCL_" not in name}
-    for setting, effect in effects.items():
+    for setting in settings:
         name, _, value = setting.partition("=")
         is_set = environment.get(name, "").upper()
         if is_set == value or (name in BLOCKING_WAITS and is_set in WORDS_FOR_1):
             lines = [one.at.text for one in pieces_of_run(judged) if name in one.text]
             at = f" (set in {lines[0]})" if len({*lines}) == 1 else ""
-            found.append(SlowingSetting(setting, at, effect))
+            found.append(SlowingSetting(setting, at, effects_of_settings()[setting]))
     return found
 
 
-def settings_text(effects: Mapping[str, str], judged: Run) -> str:
+def settings_text(settings: Iterable[str], judged: Run) -> str:
     """'leave NCCL_P2P_DISABLE=1 out of the environment (set in train.py:9), where ...; ' of those set;
     '' of none."""
     return "".join(
         f"leave {one.text} out of the environment{one.at}, where nothing needs it: {one.effect}; "
-        for one in settings_in_force(effects, judged)
+        for one in settings_in_force(settings, judged)
     )
 
 
-def hides_all(effects: Mapping[str, str], judged: Run, names: Collection[str] = HIDING) -> bool:
+def hides_all(settings: Iterable[str], judged: Run, names: Collection[str] = HIDING) -> bool:
     """Whether one of these variables is among those in force."""
-    return any(one.text.partition("=")[0] in names for one in settings_in_force(effects, judged))
+    return any(one.text.partition("=")[0] in names for one in settings_in_force(settings, judged))
 
 
 def blocks_launches(judged: Run) -> bool:

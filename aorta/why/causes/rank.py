@@ -888,7 +888,7 @@ def cause_of(
     less = MENDED_LESS if (finding.kind in LESS and origin != "accumulated") or is_filled else MENDED_ERROR
     less, more = (math.hypot(error, finding.sample_error) for error in (less, more))
     settings = settings_text(rule.settings, judged)
-    settings = settings_text(COMPILES_NOT if "torch.compile" in told else {}, judged) + settings
+    settings = settings_text(COMPILES_NOT if "torch.compile" in told else (), judged) + settings
     is_blocked = finding.kind == "launch_bound" and hides_all(rule.settings, judged)
     if finding.kind in WAITED_FOR and (finding.facts.get("host_ms") or 0.0) >= MOSTLY * finding.mean_ms:
         is_blocked = hides_all(rule.settings, judged, BLOCKING_WAITS)

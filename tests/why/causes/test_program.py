@@ -186,7 +186,7 @@ def test_what_slows_a_loss_down_in_the_environment_is_said_before_its_remedy(
 ):
     monkeypatch.setattr(program_module, "pieces_of_run", lambda judged: [])
     run = SimpleNamespace(source=source, noted=run_record(num_ranks, environment=environment))
-    settings = rules()["transfer"].settings | rules()["small_messages"].settings
+    settings = {*rules()["transfer"].settings, *rules()["small_messages"].settings}
     assert settings_text(settings, run).startswith(text)
     assert bool(settings_text(settings, run)) == bool(text)
 

@@ -11,7 +11,7 @@ import msgspec
 
 from aorta.account.cause import CauseKind
 from aorta.errors import ConfigError
-from aorta.why.causes.program import STACKS
+from aorta.why.causes.program import STACKS, effects_of_settings
 
 
 class RuleChange(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -69,9 +69,9 @@ class CauseRule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     made: dict[str, tuple[str, ...]] = {}
     """By operation, origin or layer of a finding, or 'any' where it has no line: 'of a table made', and how a
     piece of the source begins where that is, as patterns. length: of the rows that a finding is of."""
-    settings: dict[str, str] = {}
-    """Environment variables with a value ('NCCL_P2P_DISABLE=1') under which such a loss is larger, and what
-    they do: said before the change."""
+    settings: list[str] = []
+    """Keys of settings.yaml: environment variables with a value ('NCCL_P2P_DISABLE=1') under which such a
+    loss is larger, which is said before the change."""
     check: str
 
     def begins(self, key: str) -> str:
@@ -97,9 +97,9 @@ class CallRemedy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 @cache
 def call_remedies() -> list[CallRemedy]:
-    from aorta.config.yaml_files import read_yaml
+    from aorta.config.yaml_files import read_structs
 
-    return msgspec.convert(read_yaml(Path(__file__).parent.with_name("calls.yaml")), list[CallRemedy])
+    return read_structs(Path(__file__).parent.with_name("calls.yaml"), list[CallRemedy])
 
 
 def instead_of(calls: tuple[str, ...], kind: CauseKind, stack: frozenset[str]) -> CallRemedy | None:
@@ -123,17 +123,15 @@ def faster_form(call: str) -> str | None:
 @cache
 def rules() -> dict[CauseKind, CauseRule]:
     """By kind. ConfigError in one line where a file of the package is not a rule."""
-    from aorta.config.yaml_files import read_yaml
+    from aorta.config.yaml_files import read_structs
 
     rule_of: dict[CauseKind, CauseRule] = {}
     for file in sorted(Path(__file__).parent.glob("*.yaml")):
-        try:
-            rule = msgspec.convert(read_yaml(file), CauseRule)
-        except msgspec.ValidationError as error:
-            raise ConfigError(f"{file.name}: {error}") from error
+        rule = read_structs(file, CauseRule, file.name)
         if file.name != f"{rule.kind}.yaml":
             raise ConfigError(f"{file.name}: kind is {rule.kind}: the file must have its name")
         unknown = {name for change in rule.change for name in change.stack} - set(STACKS)
+        unknown |= set(rule.settings) - effects_of_settings().keys()
         if unknown or rule.change[-1].stack != ["any"]:
             raise ConfigError(f"{file.name}: the last change must be for 'any'; unknown: {sorted(unknown)}")
         rule_of[rule.kind] = rule
