@@ -18,6 +18,7 @@ from aorta.records.schema import NOTHING_NOTED, CallSites, RunRecord, StepRecord
 from aorta.records.stacks import Stacks
 from aorta.records.table import StepTable
 from aorta.records.workers import WorkerChunk
+from aorta.timeline.arrays import Flags, Floats, Ints
 from aorta.timeline.types import Source
 
 if TYPE_CHECKING:  # readers of traces take long to import
@@ -69,13 +70,13 @@ class CollectiveKind(msgspec.Struct, frozen=True):
     num_ranks: int | None
     stream: str
     """Stream that they ran on, as in CollectiveRecord."""
-    count: NDArray[np.float64]
+    count: Floats
     """NaN in every step of a rank that never has this kind."""
-    duration_ms: NDArray[np.float64]
+    duration_ms: Floats
     """Time from a rank's own start to its end, waiting for late ranks included."""
-    wait_ms: NDArray[np.float64]
+    wait_ms: Floats
     """Part of the duration until the last rank arrived; NaN where ranks were not matched."""
-    transfer_ms: NDArray[np.float64]
+    transfer_ms: Floats
 
 
 class CollectiveRow(msgspec.Struct, frozen=True):
@@ -109,9 +110,9 @@ NamedSpan = tuple[float, float, str]
 class CallWaits(msgspec.Struct, frozen=True):
     """The matched collectives of one rank, in order of their starts."""
 
-    start_ns: NDArray[np.int64]
+    start_ns: Ints
     """Starts on the rank's own clock."""
-    wait_ms: NDArray[np.float64]
+    wait_ms: Floats
     """Time until the last rank of the group arrived."""
 
     def wait_ms_of(self, start_ns: int) -> float | None:
@@ -135,10 +136,10 @@ class Arrivals(msgspec.Struct, frozen=True):
     """Collectives in which the rank came last, by more than the clocks may be off."""
     num_judged: NDArray[np.integer[Any]]
     """Collectives of the rank that were matched on all ranks of their group."""
-    caused_ms: NDArray[np.float64]
+    caused_ms: Floats
     """Time that the rank cost each of the others: their mean wait, summed over the collectives in which it
     came last."""
-    exposed_ms: NDArray[np.float64]
+    exposed_ms: Floats
     """Waits of the rank that nothing hides; NaN where they are not known."""
     waits: dict[int, CallWaits]
     """Per rank."""
@@ -179,23 +180,23 @@ class Run(msgspec.Struct, frozen=True):
     """The folder or file that was read."""
     source: Source
     ranks: list[int]
-    global_step: NDArray[np.int64]
+    global_step: Ints
     """Global step of each column of every metric."""
-    start_unix_ns: NDArray[np.int64]
+    start_unix_ns: Ints
     """[rank, step]: start of the step's window."""
-    metrics: MutableMapping[str, NDArray[np.float64]]
+    metrics: MutableMapping[str, Floats]
     """[rank, step]; NaN where it was not measured. Of a large run read from a file when they are asked for,
     and read only. aorta.account.metrics.METRICS, and per operation comm_ms.<op>, exposed_ms.<op>,
     duration_ms.<op>, wait_ms.<op>, transfer_ms.<op>, busbw_gb_s.<op>, count.<op>, bytes.<op>."""
-    num_collectives: NDArray[np.int64]
+    num_collectives: Ints
     """[rank, step]"""
-    host_bound: NDArray[np.float64]
+    host_bound: Floats
     """[rank, step]: 1, 0, or NaN where it is not known."""
-    has_details: NDArray[np.bool_]
+    has_details: Flags
     """[step]: every rank kept segments and collectives of it."""
-    has_collectives: NDArray[np.bool_]
+    has_collectives: Flags
     """[step]: every rank kept its collectives; lines of kernel records have segments more rarely."""
-    left_out: NDArray[np.bool_]
+    left_out: Flags
     """[step]: the overhead left it out, so that the source has no times of its own in it."""
     totals: dict[int, dict[str, float | int | None]]
     """Per rank the fields of aorta.timeline.types.Total, over everything that was read."""
@@ -229,7 +230,7 @@ class Run(msgspec.Struct, frozen=True):
     """CommEvidence.possible_ms (aorta.account.load.evidence)."""
     updates: bool = False
     """Whether a trace has kernels of an optimizer."""
-    host_parts: Mapping[str, NDArray[np.float64]] = msgspec.field(default_factory=dict)
+    host_parts: Mapping[str, Floats] = msgspec.field(default_factory=dict)
     """[rank, step]: columns of account/load/rank/host.py; empty where records do not tell."""
     stacks: Callable[[int], Stacks] | None = None
     """Reads the stacks that were sampled in one rank's process; empty where none were."""
@@ -276,7 +277,7 @@ class Run(msgspec.Struct, frozen=True):
         """Columns of the judged steps in every array."""
         return slice(self.num_warmup, None)
 
-    def values(self, metric: str) -> NDArray[np.float64]:
+    def values(self, metric: str) -> Floats:
         """[rank, step] of the judged steps."""
         return self.metrics[metric][:, self.judged_steps]
 
@@ -288,7 +289,7 @@ class Run(msgspec.Struct, frozen=True):
         """The same of a column of what the host did."""
         return self._mean(self.host_parts, part)
 
-    def _mean(self, arrays: Mapping[str, NDArray[np.float64]], name: str) -> float | None:
+    def _mean(self, arrays: Mapping[str, Floats], name: str) -> float | None:
         values = arrays[name][:, self.judged_steps] if name in arrays else np.zeros(0)
         return float(np.nanmean(values)) if np.isfinite(values).any() else None
 

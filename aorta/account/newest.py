@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from aorta.account.judge.cells import exposed_of
 from aorta.account.judge.judged import judge, looked_at
@@ -22,6 +21,7 @@ from aorta.account.model import Run
 from aorta.errors import AortaError
 from aorta.records.newest import SHOWN_STEPS, FollowedRank, StepKey, attempt_of, key_of
 from aorta.records.schema import StepRecord
+from aorta.timeline.arrays import Floats
 from aorta.timeline.statistics import warmup_steps
 from aorta.timeline.types import PARTS_MS
 
@@ -199,7 +199,7 @@ def _judged(states: Sequence[FollowedRank], shown: Sequence[Sequence[StepRecord]
 
 def _waits(
     judged: Run | None,
-) -> tuple[NDArray[np.float64] | None, NDArray[np.float64] | None]:
+) -> tuple[Floats | None, Floats | None]:
     """By rank, what it waits in a step and what it makes each other one wait; None where nobody knows."""
     exposed = None if judged is None else exposed_of(looked_at(judged))
     if exposed is None or not exposed.is_split:

@@ -9,12 +9,11 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
 
 from aorta.processes import usable_cores
+from aorta.timeline.arrays import Floats, Ints
 
-Floats = NDArray[np.float64]
-NumKnown = NDArray[np.int64]
+NumKnown = Ints
 Result = TypeVar("Result")
 BLOCK_NUMBERS = 1 << 18
 """2 MiB of numbers."""

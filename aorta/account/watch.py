@@ -11,11 +11,11 @@ from typing import Literal
 
 import msgspec
 import numpy as np
-from numpy.typing import NDArray
 
 from aorta.account.judge.late import NODE_RANKS, NOISE_SCALES, LateRank, late_in_digests, late_ms_of
 from aorta.account.newest import LastStep, Newest, RankMeans
 from aorta.records.digests import PARTS, Slots
+from aorta.timeline.arrays import Floats
 
 MOST_FOLLOWED = 64
 """Ranks up to which their lines are read, which tell more; of more, their digests are."""
@@ -34,7 +34,6 @@ STILL_STEPS = 20.0
 STILL_PAUSES = 3.0
 
 AlarmKind = Literal["straggler", "slow-down", "hang"]
-Floats = NDArray[np.float64]
 
 
 class Alarm(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

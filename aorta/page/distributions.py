@@ -8,11 +8,11 @@ from importlib import resources
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from aorta.account.metrics import COUNTED, MEASURES, metric_key
 from aorta.account.model import Report, Run
 from aorta.page.parts import title, unit
+from aorta.timeline.arrays import Flags, Floats
 
 MAX_STEPS = 500
 """Steps shown of a run; a longer run shows every second, third, ... step."""
@@ -80,7 +80,7 @@ def _stride(judged: Run) -> int:
     """Rows apart of the steps that are shown: not in time with --overhead, which could leave out
     all steps that were timed."""
     least = max(1, -(-judged.num_steps // MAX_STEPS))
-    is_timed: NDArray[np.bool_] = np.logical_or.reduce(np.isfinite(judged.metrics["compute_ms"]), axis=0)
+    is_timed: Flags = np.logical_or.reduce(np.isfinite(judged.metrics["compute_ms"]), axis=0)
     fair = (
         interval
         for interval in range(least, 2 * least + 1)
@@ -89,7 +89,7 @@ def _stride(judged: Run) -> int:
     return next(fair, least)
 
 
-def _over_ranks(values: NDArray[np.float64]) -> list[list[float | None]]:
+def _over_ranks(values: Floats) -> list[list[float | None]]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)  # a step that no rank measured gives NaN, wanted here
         rows = [np.nanmedian(values, axis=0), np.nanmin(values, axis=0), np.nanmax(values, axis=0)]

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from aorta.account.judge.cells import exposed_of
 from aorta.account.judge.judged import last_holds_the_end, stretches
@@ -30,8 +29,8 @@ from aorta.page.parts import (
     title,
     unit,
 )
+from aorta.timeline.arrays import Floats, Ints
 
-Floats = NDArray[np.float64]
 MAX_CELLS = 200_000
 """Cells of one heat map; beyond it neighbouring steps share a column, which shows their mean."""
 MAX_COLUMNS, MIN_COLUMNS = 400, 40
@@ -88,7 +87,7 @@ def _of_run(dataset: Dataset) -> dict[str, Any]:
     }
 
 
-def _edges(num_steps: int, num_ranks: int) -> NDArray[np.int64]:
+def _edges(num_steps: int, num_ranks: int) -> Ints:
     columns = min(num_steps, max(MIN_COLUMNS, min(MAX_COLUMNS, MAX_CELLS // num_ranks)))
     return np.unique(np.linspace(0, num_steps, columns + 1).round().astype(np.int64))
 
@@ -138,7 +137,7 @@ def _caused(dataset: Dataset) -> Floats:
     return np.concatenate(parts, axis=1)
 
 
-def _packed(metric: HeatMetric, edges: NDArray[np.int64], judged: Run) -> dict[str, Any]:
+def _packed(metric: HeatMetric, edges: Ints, judged: Run) -> dict[str, Any]:
     means = _means(metric.values, edges)
     judged_values = metric.values[:, judged.judged_steps]
     finite = (
@@ -167,7 +166,7 @@ def _packed(metric: HeatMetric, edges: NDArray[np.int64], judged: Run) -> dict[s
     }
 
 
-def _means(values: Floats, edges: NDArray[np.int64]) -> Floats:
+def _means(values: Floats, edges: Ints) -> Floats:
     """[rank, column]; of what is known."""
     if len(edges) == values.shape[1] + 1:
         return values

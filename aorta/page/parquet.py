@@ -14,7 +14,6 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-from numpy.typing import NDArray
 
 from aorta.account.metrics import of_operation, operations
 from aorta.account.model import Report, Run
@@ -22,9 +21,8 @@ from aorta.errors import ReportError
 from aorta.files import replacing
 from aorta.records.columns import arrow_column, arrow_schema
 from aorta.records.table import FIELDS, NOT_MEASURED, THROTTLING, LineTable, StepTable, Texts
+from aorta.timeline.arrays import Flags, Ints
 from aorta.timeline.collective import STREAM_OF_OP
-
-Ints = NDArray[np.int64]
 
 ROWS_PER_GROUP = 8192
 KEYS = ("label", "run", "path", "rank", "global_step", "source")
@@ -102,7 +100,7 @@ def _tables_of_run(
             )
 
 
-def _places(steps: Ints, column_order: Ints, global_steps: Ints) -> tuple[Ints, NDArray[np.bool_]]:
+def _places(steps: Ints, column_order: Ints, global_steps: Ints) -> tuple[Ints, Flags]:
     """Columns of a run by global step, and which steps it has. steps: in order, columns in_order."""
     if not len(steps):
         return np.zeros(len(global_steps), dtype=np.int64), np.zeros(len(global_steps), dtype=bool)

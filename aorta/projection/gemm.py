@@ -21,7 +21,6 @@ from typing import NamedTuple
 
 import msgspec
 import numpy as np
-from numpy.typing import NDArray
 
 from aorta.errors import ProjectionError
 from aorta.hardware.part import (
@@ -33,6 +32,7 @@ from aorta.hardware.part import (
     sustained_flops,
 )
 from aorta.projection.estimates import KernelEstimate, estimate
+from aorta.timeline.arrays import Floats
 
 LAYOUTS = ("TN", "NN", "NT")
 TILE_SHAPES = (
@@ -47,7 +47,7 @@ RESULT_BYTES_PER_PART = 8.0
 UNALIGNED_HIGH = 3.0
 """Libraries load rows that do not begin at 16 bytes without their bulk copies; no such size was measured, so
 the range says that it may take longer, and the time does not."""
-Array = NDArray[np.float64]
+Array = Floats
 
 
 class GemmSize(msgspec.Struct, frozen=True):

@@ -19,12 +19,12 @@ from typing import Literal, NamedTuple
 
 import msgspec
 import numpy as np
-from numpy.typing import NDArray
 
 from aorta.errors import ProjectionError
 from aorta.hardware.part import Hardware, SdpaEfficiency, boost_flops, dtype_bytes, rate_interval
 from aorta.projection.estimates import KernelEstimate, estimate
 from aorta.projection.gemm import power_flops
+from aorta.timeline.arrays import Floats
 
 Family = Literal["flash", "cudnn"]
 IDLE_SHARE_OF_LONGEST = 0.5
@@ -157,9 +157,7 @@ class TileSdpa:
         limit = max(times, key=lambda name: times[name])
         return times[limit], limit
 
-    def _schedule_s(
-        self, size: AttentionSize, steps: NDArray[np.float64], step_s: float, block: Block
-    ) -> float:
+    def _schedule_s(self, size: AttentionSize, steps: Floats, step_s: float, block: Block) -> float:
         """Time until the last tile ends. steps has one entry per tile of one head."""
         copies = size.batch * size.num_heads
         tiles = len(steps) * copies
@@ -174,7 +172,7 @@ class TileSdpa:
         return min(equal_s, spread_s) if size.causal else equal_s
 
 
-def _steps_forward(size: AttentionSize, block: Block) -> NDArray[np.float64]:
+def _steps_forward(size: AttentionSize, block: Block) -> Floats:
     """Key steps of each query tile of one head."""
     ends = np.minimum(np.arange(1, math.ceil(size.seq_q / block.tile_rows) + 1) * block.tile_rows, size.seq_q)
     visible_keys = ends + (size.seq_kv - size.seq_q) if size.causal else np.full_like(ends, size.seq_kv)
@@ -182,17 +180,15 @@ def _steps_forward(size: AttentionSize, block: Block) -> NDArray[np.float64]:
         visible_keys = np.minimum(
             visible_keys, size.window + block.tile_rows
         )  # the window of the first to that of the last query
-    steps: NDArray[np.float64] = np.ceil(visible_keys / block.step)
+    steps: Floats = np.ceil(visible_keys / block.step)
     return steps
 
 
-def _steps_backward(size: AttentionSize, block: Block) -> NDArray[np.float64]:
+def _steps_backward(size: AttentionSize, block: Block) -> Floats:
     """Query steps of each key tile of one head. Keys that only late queries see have fewer."""
     starts = np.arange(math.ceil(size.seq_kv / block.tile_rows)) * block.tile_rows
     first = np.maximum(0, starts - (size.seq_kv - size.seq_q)) if size.causal else np.zeros_like(starts)
-    steps: NDArray[np.float64] = np.maximum(
-        1.0, np.ceil(size.seq_q / block.step) - np.floor(first / block.step)
-    )
+    steps: Floats = np.maximum(1.0, np.ceil(size.seq_q / block.step) - np.floor(first / block.step))
     if size.window is not None and size.causal:
         steps = np.minimum(steps, math.ceil((size.window + block.tile_rows) / block.step))
     return steps

@@ -19,6 +19,7 @@ from aorta.records.lines import LineReader, are_possible, opened_lines, whole_li
 from aorta.records.packed import unpack
 from aorta.records.schema import READABLE_VERSIONS, CollectiveRecord, StepRecord
 from aorta.records.table import FIELDS, LISTS, LineTable, StepTable
+from aorta.timeline.arrays import Ints
 
 try:  # ten times as fast as zlib's
     from isal.isal_zlib import crc32
@@ -135,9 +136,7 @@ def _decoded(lines: bytes, decoder: msgspec.json.Decoder[Any]) -> list[Any]:
     return records
 
 
-def _have_checksums(
-    data: bytes, letters: NDArray[np.uint8], starts: NDArray[np.int64], ends: NDArray[np.int64]
-) -> bool:
+def _have_checksums(data: bytes, letters: NDArray[np.uint8], starts: Ints, ends: Ints) -> bool:
     tails = letters[ends[:, None] + np.arange(-TAIL_BYTES, 0)]
     digits = _HEX[tails[:, 10:18]]
     if not (tails[:, :10] == _KEY).all() or not (tails[:, 18:] == _CLOSE).all() or (digits > 15).any():
@@ -156,9 +155,7 @@ _HEX = np.full(256, 255, dtype=np.uint8)
 _HEX[np.frombuffer(b"0123456789abcdef", dtype=np.uint8)] = np.arange(16)
 
 
-def _is_next(
-    block: LineTable, letters: NDArray[np.uint8], ends: NDArray[np.int64], reader: LineReader
-) -> bool:
+def _is_next(block: LineTable, letters: NDArray[np.uint8], ends: Ints, reader: LineReader) -> bool:
     """Returns True, and counts the lines as read, where they are possible and follow those before them."""
     first, last = block.first, block.last
     numbers = np.array(block.values("line"), dtype=np.int64)
@@ -180,7 +177,7 @@ def _is_next(
     return is_next
 
 
-def _have_numbers(letters: NDArray[np.uint8], ends: NDArray[np.int64], numbers: NDArray[np.int64]) -> bool:
+def _have_numbers(letters: NDArray[np.uint8], ends: Ints, numbers: Ints) -> bool:
     """The number stands before the checksum, and nowhere else alone."""
     num_digits = np.maximum(np.searchsorted(_POWERS, numbers, side="right"), 1)
     begins = ends - TAIL_BYTES - num_digits - len(NUMBER_KEY)

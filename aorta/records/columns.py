@@ -26,7 +26,6 @@ from aorta.records.table import (
     LISTS,
     NULL,
     Column,
-    Flags,
     Items,
     LineTable,
     ListName,
@@ -34,6 +33,7 @@ from aorta.records.table import (
     Texts,
     do_integers_fit,
 )
+from aorta.timeline.arrays import Flags
 from aorta.timeline.types import Source
 
 try:  # ten times as fast as zlib's

@@ -13,11 +13,11 @@ from typing import Literal, get_args
 
 import msgspec
 import numpy as np
-from numpy.typing import NDArray
 
 from aorta.errors import NOT_JSON
 from aorta.files import read_regular
 from aorta.records.seal import seal_of
+from aorta.timeline.arrays import Ints
 
 StackPhase = Literal[
     "rest", "data", "forward", "backward", "optimizer", "checkpoint", "communication", "evaluation"
@@ -114,10 +114,10 @@ class Stacks:
     samples: list[StackSample] = field(default_factory=list)
     cpu_s: float = 0.0
     elapsed_s: float = 0.0
-    _columns: NDArray[np.int64] | None = None
+    _columns: Ints | None = None
 
     @property
-    def columns(self) -> NDArray[np.int64]:
+    def columns(self) -> Ints:
         """[sample, field of StackSample]"""
         if self._columns is None or len(self._columns) != len(self.samples):
             rows = [msgspec.structs.astuple(sample) for sample in self.samples]

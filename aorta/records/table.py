@@ -21,11 +21,8 @@ from msgspec.structs import astuple
 from numpy.typing import NDArray
 
 from aorta.records.schema import HOST_KINDS, DeviceRecord, HostUse, KernelSums, MemoryRecord, StepRecord
+from aorta.timeline.arrays import Flags, Floats, Ints
 from aorta.timeline.types import STREAM_NAMES, OverlapRecord, Source, StreamUse
-
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
-Flags = NDArray[np.bool_]
 
 NULL = -(2**63)
 """An integer that was not measured. Such a number is NaN, a flag and a place in a table of texts -1."""

@@ -29,6 +29,7 @@ from aorta.steps.record import (
     noted_fields,
     scalar_reasons,
 )
+from aorta.timeline.arrays import Flags, Floats, Ints
 from aorta.timeline.intervals import EMPTY, Intervals, length_within, run_lengths_ns
 from aorta.timeline.overlap import DIGITS, active_segments, exposed_intervals, overlap, rounded, stream_uses
 from aorta.timeline.types import Kind, Timeline
@@ -347,7 +348,7 @@ class KernelSteps:
         ]
         self._leftovers += texts[: _SHOWN - len(self._leftovers)]
 
-    def _is_comm(self, rows: Rows) -> NDArray[np.bool_]:
+    def _is_comm(self, rows: Rows) -> Flags:
         by_name = np.array([op is not None for op in self._comm_ops] or [False], dtype=bool)
         return np.asarray((rows["what"] == What.KERNEL) & by_name[_names_of(rows, len(self._line_index))])
 
@@ -386,8 +387,8 @@ class KernelSteps:
 
     def _sums(self, rows: Rows, window: _Window, num_top: int, with_spans: bool) -> KernelSums:
         """Time and number of what ran in the window, by class and by name, of the num_top with most time."""
-        starts_ns: NDArray[np.int64] = rows["start"]
-        ends_ns: NDArray[np.int64] = rows["end"]
+        starts_ns: Ints = rows["start"]
+        ends_ns: Ints = rows["end"]
         ms = (np.minimum(ends_ns, window.end_ns) - np.maximum(starts_ns, window.start_ns)) / 1e6
         is_kernel = rows["what"] == What.KERNEL
         names = _names_of(rows, len(self._line_index))
@@ -444,7 +445,7 @@ def _names_of(rows: Rows, num_names: int) -> NDArray[np.intp]:
     return np.where(is_kernel, name, 0).astype(np.intp)
 
 
-def _copies(rows: Rows, ms: NDArray[np.float64]) -> dict[str, float]:
+def _copies(rows: Rows, ms: Floats) -> dict[str, float]:
     """Time of copies by what they are from and to."""
     found: defaultdict[str, float] = defaultdict(float)
     is_copy = rows["what"] == What.COPY
@@ -464,7 +465,7 @@ def _compute_streams(
     computes = kind == Kind.COMPUTE
     if not computes.any():
         return frozenset()
-    durations_ns: NDArray[np.int64] = rows["end"] - rows["start"]
+    durations_ns: Ints = rows["end"] - rows["start"]
     busy = np.bincount(stream[computes], durations_ns[computes], minlength=len(stream_ids))
     indices = np.flatnonzero(stream_ids == marked)
     if len(indices) and busy[indices[0]] > 0:

@@ -14,13 +14,12 @@ from typing import Literal, NamedTuple
 
 import msgspec
 import numpy as np
-from numpy.typing import NDArray
 
 from aorta.sweep.metrics import RunMetric
 from aorta.sweep.series import Series, Variant
+from aorta.timeline.arrays import Floats
 from aorta.timeline.statistics import ALPHA
 
-Floats = NDArray[np.float64]
 Verdict = Literal[
     "slower", "faster", "better", "worse", "higher", "lower", "same", "cannot tell", "not judged"
 ]

@@ -8,7 +8,6 @@ from typing import Any
 
 import msgspec
 import numpy as np
-from numpy.typing import NDArray
 
 from aorta.account.judge.judged import judge
 from aorta.account.load.open import load_run
@@ -17,6 +16,7 @@ from aorta.account.metrics import MEANINGS, meaning, metric_key
 from aorta.account.model import Run
 from aorta.errors import AortaError, ConfigError, did_you_mean
 from aorta.files import read_regular
+from aorta.timeline.arrays import Floats
 
 WALL = "wall_s"
 OF_STEPS = ("p10_step_ms", "cpu_ms")
@@ -174,6 +174,6 @@ def _of_records(name: str, judged: Run | AortaError) -> tuple[float | None, str]
     return statistic.median, ""
 
 
-def _middle(of_ranks: NDArray[np.float64]) -> float | None:
+def _middle(of_ranks: Floats) -> float | None:
     value = float(np.median(of_ranks))
     return value if math.isfinite(value) else None

@@ -11,9 +11,9 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
-from aorta.timeline.matching import Floats, Ints, MatchedGroup, RankCalls
+from aorta.timeline.arrays import Flags, Floats, Ints
+from aorta.timeline.matching import MatchedGroup, RankCalls
 
 SMALL_BYTES = 1 << 20
 """Largest size of a small collective."""
@@ -51,7 +51,7 @@ class Clock:
     moved_ns: dict[int, int] = field(default_factory=dict)
     """Offsets of the ranks whose clock is not that of the first."""
 
-    def aligned(self, row: int, time_ns: NDArray[np.int64]) -> Floats:
+    def aligned(self, row: int, time_ns: Ints) -> Floats:
         """Times of the rank in this row of ranks, as ns from reference_ns on the common clock."""
         since = (time_ns - self.reference_ns).astype(np.float64)
         common: Floats = since + self.offset_ns[row] + self.drift[row] * since
@@ -119,9 +119,7 @@ def _candidates(group: MatchedGroup, calls: Sequence[RankCalls]) -> _Candidates:
     return _Candidates(shared, np.where(is_small, -1.0, duration))
 
 
-def align(
-    ranks: Sequence[int], end_ns: NDArray[np.int64], present: NDArray[np.bool_], *, is_one: bool = False
-) -> Clock:
+def align(ranks: Sequence[int], end_ns: Ints, present: Flags, *, is_one: bool = False) -> Clock:
     """The clock from anchors: end_ns[anchor, rank] where present, on each rank's own clock."""
     num_ranks = len(ranks)
     zeros = np.zeros(num_ranks)
@@ -156,7 +154,7 @@ def align(
     return Clock(tuple(ranks), offset, drift, reference, residual / 1e3, len(ends), tuple(notes), moved_ns)
 
 
-def _offsets(ends: Floats, tied: NDArray[np.int64]) -> Floats:
+def _offsets(ends: Floats, tied: Ints) -> Floats:
     """Offset of each rank that brings its ends to the median end of each anchor, by the median over anchors.
 
     0 for the first of the ranks that are tied.
@@ -199,7 +197,7 @@ def _spread(aligned: Floats) -> float:
     return float(np.percentile(np.nanmax(aligned, axis=1) - np.nanmin(aligned, axis=1), 95))
 
 
-def _components(present: NDArray[np.bool_]) -> list[int]:
+def _components(present: Flags) -> list[int]:
     """Number of each rank that ranks tied by anchors share."""
     parent = list(range(present.shape[1]))
 

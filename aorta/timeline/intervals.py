@@ -14,7 +14,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-Intervals = NDArray[np.float64]
+from aorta.timeline.arrays import Floats, Ints
+
+Intervals = Floats
 
 EMPTY: Intervals = np.empty((0, 2))
 EMPTY.flags.writeable = False
@@ -25,7 +27,7 @@ def intervals(spans: Iterable[Sequence[float]]) -> Intervals:
     return np.array(list(spans), dtype=np.float64).reshape(-1, 2)
 
 
-def pairs(start_ms: NDArray[np.float64], end_ms: NDArray[np.float64]) -> Intervals:
+def pairs(start_ms: Floats, end_ms: Floats) -> Intervals:
     """Spans given as starts and ends, as an array."""
     spans = np.empty((len(start_ms), 2))
     spans[:, 0] = start_ms
@@ -87,19 +89,19 @@ def length_ms(a: Intervals) -> float:
     return float((a[:, 1] - a[:, 0]).sum())
 
 
-def length_within(a: Intervals, start: NDArray[np.float64], end: NDArray[np.float64]) -> NDArray[np.float64]:
+def length_within(a: Intervals, start: Floats, end: Floats) -> Floats:
     """Length of the part of normalised a in each span: of a collective what nothing hides, where a is exposed
     time."""
     if len(a) == 0:
         return np.zeros(len(start))
     before = np.concatenate(([0.0], np.cumsum(a[:, 1] - a[:, 0])))
 
-    def length_before(time: NDArray[np.float64]) -> NDArray[np.float64]:
+    def length_before(time: Floats) -> Floats:
         begun = np.searchsorted(a[:, 0], time, side="left")
         not_over = np.maximum(a[np.maximum(begun - 1, 0), 1] - time, 0.0)
         return before[begun] - np.where(begun > 0, not_over, 0.0)
 
-    length: NDArray[np.float64] = length_before(end) - length_before(start)
+    length: Floats = length_before(end) - length_before(start)
     return length
 
 
@@ -109,7 +111,7 @@ def run_lengths_ns(a: Intervals) -> list[int]:
     return lengths
 
 
-def of_run_lengths(lengths_ns: Sequence[int] | NDArray[np.int64]) -> NDArray[np.int64]:
+def of_run_lengths(lengths_ns: Sequence[int] | Ints) -> Ints:
     """Starts and ends in ns, of shape (n, 2): the inverse of run_lengths_ns.
 
     Raises ValueError for lists that are no run lengths, OverflowError for numbers beyond 64 bits.
@@ -147,13 +149,13 @@ def subtract_normalised(a: Intervals, b: Intervals) -> Intervals:
     return intersect_normalised(a, outside)
 
 
-def _sorted(values: NDArray[np.float64]) -> NDArray[np.float64]:
+def _sorted(values: Floats) -> Floats:
     if (values[1:] >= values[:-1]).all():
         return values
     return np.sort(values)
 
 
-def _merged(a: NDArray[np.float64], b: NDArray[np.float64]) -> NDArray[np.float64]:
+def _merged(a: Floats, b: Floats) -> Floats:
     edges = np.concatenate((a, b))
     edges.sort(kind="stable")  # timsort merges two sorted runs in linear time
     return edges

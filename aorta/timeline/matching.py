@@ -11,11 +11,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from aorta.timeline.arrays import Flags, Floats, Ints
 from aorta.timeline.collective import POINT_TO_POINT, ROOTED, UNEVEN, GroupKey
 from aorta.timeline.sequences import CallSequence, align_sequences
 
-Ints = NDArray[np.int64]
-Floats = NDArray[np.float64]
 CollectiveKey = tuple[str, int, str, int, str]
 """op, bytes, dtype, num_ranks, stream. bytes is UNKNOWN_SIZE where sizes share a row, too; num_ranks is 0
 where it is not known."""
@@ -41,7 +40,7 @@ class MatchedGroup:
     """[collective, member]: index into the member's calls, -1 where it has none."""
     is_whole: bool
     """All ranks of the group were given."""
-    is_rooted: NDArray[np.bool_]
+    is_rooted: Flags
     """[collective]: some ranks may leave before the last has arrived."""
     size_bytes: Ints
     """[collective]: the largest size that a member gives, UNKNOWN_SIZE where none does."""
@@ -70,9 +69,9 @@ class RankCalls:
     def __len__(self) -> int:
         return len(self.start_ns)
 
-    def of_kinds(self, is_of: Callable[[CollectiveKey], bool]) -> NDArray[np.bool_]:
+    def of_kinds(self, is_of: Callable[[CollectiveKey], bool]) -> Flags:
         """Mask of the calls whose kind is one of those."""
-        mask: NDArray[np.bool_] = np.array([is_of(kind) for kind in self.kinds], dtype=bool)[self.kind]
+        mask: Flags = np.array([is_of(kind) for kind in self.kinds], dtype=bool)[self.kind]
         return mask
 
     def op_of(self, call: int) -> str:
@@ -102,9 +101,9 @@ class RankCalls:
         return np.where(self.end_ns == UNKNOWN_END, np.nan, (self.end_ns - self.start_ns) / 1e6)
 
 
-def can_wait(calls: RankCalls) -> NDArray[np.bool_]:
+def can_wait(calls: RankCalls) -> Flags:
     """Mask of calls that are matched by number: timed, between ranks, neither point to point nor rooted."""
-    is_timed: NDArray[np.bool_] = calls.end_ns != UNKNOWN_END
+    is_timed: Flags = calls.end_ns != UNKNOWN_END
     return calls.of_kinds(lambda kind: kind[0] not in POINT_TO_POINT | ROOTED and kind[3] > 1) & is_timed
 
 
@@ -209,11 +208,9 @@ def _by_group(calls: Sequence[RankCalls]) -> _Members:
     return {key: group for key, group in groups.items() if len(group[0]) > 1}
 
 
-def between_ranks(calls: RankCalls) -> NDArray[np.bool_]:
+def between_ranks(calls: RankCalls) -> Flags:
     """Mask of collectives in which several ranks take part; no point to point."""
-    is_shared: NDArray[np.bool_] = np.array([_size(key) != 1 for key in calls.groups], dtype=bool)[
-        calls.group
-    ]
+    is_shared: Flags = np.array([_size(key) != 1 for key in calls.groups], dtype=bool)[calls.group]
     return calls.of_kinds(lambda kind: kind[0] not in POINT_TO_POINT) & is_shared
 
 
@@ -259,9 +256,7 @@ def _match_group(
     return MatchedGroup(key, tuple(rows), call, is_whole, is_rooted, size_bytes)
 
 
-def _kinds(
-    call: NDArray[np.int32], rows: Sequence[int], calls: Sequence[RankCalls]
-) -> tuple[NDArray[np.bool_], Ints]:
+def _kinds(call: NDArray[np.int32], rows: Sequence[int], calls: Sequence[RankCalls]) -> tuple[Flags, Ints]:
     """Mask of rooted collectives, and the largest known size of each; any member may tell."""
     is_rooted, largest = np.zeros(len(call), dtype=bool), np.full(len(call), UNKNOWN_SIZE, dtype=np.int64)
     for column, row in enumerate(rows):

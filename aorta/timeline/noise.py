@@ -18,9 +18,8 @@ from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
-Floats = NDArray[np.float64]
+from aorta.timeline.arrays import Floats
 
 MOST_POINTS = 256
 """A longer series is taken as means of neighbouring steps: only its slow part is looked at."""

@@ -8,8 +8,8 @@ from typing import Any
 
 import msgspec
 import numpy as np
-from numpy.typing import NDArray
 
+from aorta.timeline.arrays import Flags
 from aorta.timeline.collective import stream_of
 from aorta.timeline.intervals import (
     EMPTY,
@@ -199,14 +199,14 @@ def comm_by_op(timeline: Timeline) -> dict[str, Intervals]:
     return {timeline.ops[i]: union(_clipped(timeline, is_comm & (timeline.op == i))) for i in present}
 
 
-def on_compute_stream(timeline: Timeline) -> NDArray[np.bool_]:
+def on_compute_stream(timeline: Timeline) -> Flags:
     """Mask of the spans that ran on a compute stream."""
     if len(timeline.compute_streams) == 1:
         return np.asarray(timeline.stream == next(iter(timeline.compute_streams)))
     return np.isin(timeline.stream, list(timeline.compute_streams))
 
 
-def _clipped(timeline: Timeline, mask: NDArray[np.bool_]) -> Intervals:
+def _clipped(timeline: Timeline, mask: Flags) -> Intervals:
     """Spans of the mask, each cut to the window; they may overlap."""
     return clip(timeline.intervals(mask), *timeline.window_ms)
 

@@ -10,11 +10,10 @@ levels.
 from typing import Literal, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
+from aorta.timeline.arrays import Floats
 from aorta.timeline.noise import NORMAL, Error, error_of_mean, exact
 
-Floats = NDArray[np.float64]
 Decision = Literal["higher", "lower", "same", "cannot tell"]
 
 HUBER = 1.345

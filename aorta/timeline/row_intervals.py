@@ -8,12 +8,11 @@ within each row.
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
+from aorta.timeline.arrays import Flags, Floats, Ints
 from aorta.timeline.intervals import distinct
 
-Floats = NDArray[np.float64]
-Rows = NDArray[np.int64]
+Rows = Ints
 
 _WIDEST = 4
 """Largest ratio of places to spans at which rows are sorted side by side, all as wide as the longest."""
@@ -39,7 +38,7 @@ class RowIntervals(NamedTuple):
         row, start, end = zip(*spans, strict=True)
         return cls(np.array(row, dtype=np.int64), np.array(start, dtype=float), np.array(end, dtype=float))
 
-    def chosen(self, mask: NDArray[np.bool_]) -> "RowIntervals":
+    def chosen(self, mask: Flags) -> "RowIntervals":
         return RowIntervals(self.row[mask], self.start[mask], self.end[mask])
 
 

@@ -25,8 +25,8 @@ from typing import NamedTuple, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-Ints = NDArray[np.int64]
-Floats = NDArray[np.float64]
+from aorta.timeline.arrays import Flags, Floats, Ints
+
 Number = TypeVar("Number", np.int64, np.float64)
 MAX_SHIFTS = 4096
 """Shifts of one rank's sequence against the other's that are tried."""
@@ -57,13 +57,13 @@ class CallSequence:
     op: Ints
     size: Ints
     end_ns: Ints
-    is_loose: NDArray[np.bool_]
+    is_loose: Flags
     """True for calls that ranks may end at different times."""
 
     def __len__(self) -> int:
         return len(self.op)
 
-    def equal(self, i: slice | Ints, peer: "CallSequence", j: slice | Ints) -> NDArray[np.bool_]:
+    def equal(self, i: slice | Ints, peer: "CallSequence", j: slice | Ints) -> Flags:
         """Mask of pairs with equal operation and size; unknown equals everything."""
         op = (self.op[i] == peer.op[j]) | (self.op[i] < 0) | (peer.op[j] < 0)
         size = (self.size[i] == peer.size[j]) | (self.size[i] < 0) | (peer.size[j] < 0)
@@ -125,7 +125,7 @@ class _Way(NamedTuple):
     """Line through the distances above offset_ns."""
     scatter_ns: float
     """Median distance of the ends from the line."""
-    is_near: NDArray[np.bool_]
+    is_near: Flags
     """Mask of pairs whose ends are not far from the line."""
 
     @property

@@ -15,9 +15,9 @@ from functools import lru_cache
 from typing import Literal, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
-Floats = NDArray[np.float64]
+from aorta.timeline.arrays import Floats
+
 Outcome = Literal["slower", "faster", "same", "cannot tell"]
 
 FIRST_LOOK = 3

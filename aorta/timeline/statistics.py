@@ -11,11 +11,10 @@ from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
+from aorta.timeline.arrays import Floats
 from aorta.timeline.noise import error_of_mean
 
-Floats = NDArray[np.float64]
 Averaging = Literal["median", "mean"]
 """Statistics over steps."""
 ALPHA = 0.05

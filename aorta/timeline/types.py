@@ -12,6 +12,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from aorta.timeline.arrays import Flags, Floats
 from aorta.timeline.intervals import Intervals, pairs
 
 Source = Literal["kernels", "events", "kineto", "rocprofv3", "nsys", "host"]
@@ -74,8 +75,8 @@ class Timeline:
     source: Source
     origin_unix_ns: int
     window_ms: tuple[float, float]
-    start_ms: NDArray[np.float64]
-    end_ms: NDArray[np.float64]
+    start_ms: Floats
+    end_ms: Floats
     kind: NDArray[np.int8]
     stream: NDArray[np.int32]
     op: NDArray[np.int32]
@@ -133,13 +134,13 @@ class Timeline:
     def span_ms(self) -> float:
         return self.window_ms[1] - self.window_ms[0]
 
-    def intervals(self, mask: NDArray[np.bool_] | None = None) -> Intervals:
+    def intervals(self, mask: Flags | None = None) -> Intervals:
         """Spans as intervals, all or those of the mask; not clipped to the window."""
         if mask is None:
             return pairs(self.start_ms, self.end_ms)
         return pairs(self.start_ms[mask], self.end_ms[mask])
 
-    def select(self, mask: NDArray[np.bool_]) -> Self:
+    def select(self, mask: Flags) -> Self:
         """The same window with the spans of the mask alone."""
         of_spans = ("start_ms", "end_ms", "kind", "stream", "op", "name")
         return replace(self, **{name: getattr(self, name)[mask] for name in of_spans})

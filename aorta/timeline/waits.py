@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from aorta.timeline.arrays import Floats, Ints
 from aorta.timeline.common_clock import Clock, clock_of, why_vague
 from aorta.timeline.intervals import (
     Intervals,
@@ -19,8 +20,6 @@ from aorta.timeline.intervals import (
     union,
 )
 from aorta.timeline.matching import (
-    Floats,
-    Ints,
     MatchedGroup,
     RankCalls,
     between_ranks,

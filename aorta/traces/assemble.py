@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from aorta.errors import TraceError
 from aorta.records.schema import HostSpan
+from aorta.timeline.arrays import Flags, Ints
 from aorta.timeline.intervals import distinct, length_ms, pairs, subtract_normalised, union
 from aorta.timeline.overlap import on_compute_stream
 from aorta.timeline.types import Kind, Source, Timeline
@@ -41,7 +42,6 @@ NO_LAUNCHES = (
     "no call of the host ties device work to steps: steps are the host's own windows, and work that runs"
     " behind the host counts for the step in which it runs"
 )
-Ints = NDArray[np.int64]
 
 
 class Category(IntEnum):
@@ -102,7 +102,7 @@ class Activities:
     num_launches: int | None = None
     dropped_ns: Ints = field(default_factory=lambda: np.empty(0, np.int64))
     """Start of every kernel launch whose kernel the trace lacks."""
-    is_timed: NDArray[np.bool_] | None = None
+    is_timed: Flags | None = None
     """False where the activity has no end that can be believed; None: all have one."""
     num_without_time: int = 0
     """Activities without times that are not among the rows."""
@@ -112,7 +112,7 @@ class Activities:
     """Added to every time for the Unix clock."""
     notes: list[str] = field(default_factory=list)
 
-    def keep(self, mask: NDArray[np.bool_]) -> None:
+    def keep(self, mask: Flags) -> None:
         """Leave out the activities that are not in the mask."""
         if mask.all():
             return
@@ -228,7 +228,7 @@ def _take_device(work: Activities, location: str, chosen: str | None) -> tuple[s
     return tuple(names[i] for i in present)
 
 
-def _busy_ns(work: Activities, mask: NDArray[np.bool_]) -> float:
+def _busy_ns(work: Activities, mask: Flags) -> float:
     return length_ms(union(pairs(work.start_ns[mask].astype(float), work.end_ns[mask].astype(float))))
 
 
@@ -257,7 +257,7 @@ def _leave_out_untimed(work: Activities, classifier: Classifier) -> dict[str, st
     return untimed
 
 
-def _impossibly_long(work: Activities) -> NDArray[np.bool_]:
+def _impossibly_long(work: Activities) -> Flags:
     """Mask of kernels whose end is wrong: far longer than others, and later ones of the stream start
     inside."""
     is_impossible = np.zeros(len(work.start_ns), dtype=bool)
@@ -302,9 +302,7 @@ def _distinct(marks: list[StepMark], notes: list[str]) -> list[StepMark]:
     return list(first.values())
 
 
-def _classify(
-    work: Activities, classifier: Classifier
-) -> tuple[NDArray[np.bool_], tuple[str, ...], NDArray[np.int32]]:
+def _classify(work: Activities, classifier: Classifier) -> tuple[Flags, tuple[str, ...], NDArray[np.int32]]:
     """Mask of communication, operations, operation of each activity.
 
     Rules are asked once per name. Metadata outweighs them, hints only fill in the operation.
@@ -339,12 +337,7 @@ def _classify(
 
 
 def _whole_timeline(
-    work: Activities,
-    source: Source,
-    rank: int,
-    is_comm: NDArray[np.bool_],
-    ops: tuple[str, ...],
-    op: NDArray[np.int32],
+    work: Activities, source: Source, rank: int, is_comm: Flags, ops: tuple[str, ...], op: NDArray[np.int32]
 ) -> Timeline:
     """All activities as a Timeline whose origin is the first start."""
     origin_ns = int(work.start_ns.min())
@@ -521,7 +514,7 @@ def _quality(work: Activities, marks: Sequence[StepMark], timeline: Timeline) ->
     )
 
 
-def _is_op(timeline: Timeline, op: str) -> NDArray[np.bool_]:
+def _is_op(timeline: Timeline, op: str) -> Flags:
     if op not in timeline.ops:
         return np.zeros(len(timeline), dtype=bool)
     return np.asarray(timeline.op == timeline.ops.index(op))

@@ -10,13 +10,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from aorta.records.schema import HostKind
+from aorta.timeline.arrays import Flags, Ints
 from aorta.timeline.collective import canonical_op
 from aorta.timeline.intervals import distinct
 from aorta.timeline.types import STEP_ANNOTATION
-from aorta.traces.assemble import UNLINKED, CollectiveInfo, Ints, StepMark
+from aorta.traces.assemble import UNLINKED, CollectiveInfo, StepMark
 from aorta.traces.host_spans import (
     NOTED_WAIT_NS,
     HostEvent,
@@ -65,7 +65,7 @@ class HostCalls(NamedTuple):
     correlation: Ints
     start_ns: Ints
     thread: Ints
-    is_launch: NDArray[np.bool_]
+    is_launch: Flags
     """True for calls that launch a kernel, by their names."""
 
     @classmethod
@@ -115,10 +115,7 @@ def link(correlation: Ints, calls: HostCalls) -> Links:
 
 
 def host_of_calls(
-    rows: Sequence[CallRow],
-    ranges: Sequence[HostEvent],
-    copies: tuple[Sequence[int], Ints],
-    links: Links,
+    rows: Sequence[CallRow], ranges: Sequence[HostEvent], copies: tuple[Sequence[int], Ints], links: Links
 ) -> HostSide:
     """What the host did, of calls of the runtime and ranges of NVTX or roctx: torch's emit_nvtx makes ranges
     of operators. copies: correlations, and when half of each was done. Raises OverflowError."""

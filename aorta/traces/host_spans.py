@@ -11,9 +11,9 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from aorta.records.schema import HostKind
+from aorta.timeline.arrays import Ints
 
 NOTED_WAIT_NS = 20_000
 """Length from which on a wait, or a collection of garbage, counts: as in step records."""
@@ -52,7 +52,6 @@ NOT_SHOWN: Mapping[HostKind, str] = {
     "pause": "a trace does not hold it",
 }
 """Why a trace may not tell of a kind."""
-Ints = NDArray[np.int64]
 
 
 class HostEvent(NamedTuple):

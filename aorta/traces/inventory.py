@@ -10,10 +10,10 @@ from itertools import zip_longest
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from aorta.errors import TraceError
 from aorta.processes import no_garbage_collection
+from aorta.timeline.arrays import Floats
 from aorta.timeline.types import Kind
 from aorta.traces.classify import COMM_RULES, COMMUNICATION, COPY, CommRule, classifier, kernel_class
 from aorta.traces.kineto import CATEGORIES, EARLIER_CATEGORIES, LAUNCH_CATEGORIES
@@ -22,7 +22,6 @@ from aorta.traces.model import RankTrace, TraceCollective
 from aorta.traces.sources import Source
 from aorta.traces.steps import Reading
 
-Floats = NDArray[np.float64]
 TYPES = {
     "c10::BFloat16": "bf16", "c10::Half": "fp16", "float": "fp32", "double": "fp64", "long int": "int64",
     "long": "int64", "int": "int32", "bool": "bool", "unsigned char": "uint8", "signed char": "int8",

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from aorta.errors import TraceError
 from aorta.processes import no_garbage_collection
 from aorta.records.schema import HostKind
+from aorta.timeline.arrays import Ints
 from aorta.timeline.collective import canonical_op
 from aorta.timeline.types import STEP_ANNOTATION
 from aorta.traces.assemble import (
@@ -252,9 +253,7 @@ def _half_copied_ns(
     return {correlation: ns for (correlation, _), ns in zip(rows, half_ns, strict=True)}
 
 
-def _launches_by_thread(
-    launch_of: list[KinetoEvent | None], location: str
-) -> dict[tuple[str, str], NDArray[np.int64]]:
+def _launches_by_thread(launch_of: list[KinetoEvent | None], location: str) -> dict[tuple[str, str], Ints]:
     times: dict[tuple[Any, Any], list[int | float]] = {}
     for launch in launch_of:
         if launch is not None:
@@ -292,7 +291,7 @@ def _by_category(events: list[KinetoEvent]) -> dict[str | None, list[KinetoEvent
 
 def _launch_columns(
     launch_of: list[KinetoEvent | None], processes: dict[Any, int], location: str
-) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
+) -> tuple[Ints, NDArray[np.int32]]:
     """Start of the call that launched each activity (or UNLINKED), and index of its process (or -1)."""
     launch_ns = np.full(len(launch_of), UNLINKED)
     process = np.full(len(launch_of), -1, dtype=np.int32)

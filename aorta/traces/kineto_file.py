@@ -11,9 +11,9 @@ from typing import Any, Generic, TypeVar, Union
 
 import msgspec
 import numpy as np
-from numpy.typing import NDArray
 
 from aorta.errors import TraceError
+from aorta.timeline.arrays import Ints
 
 EXACT_US = 2**53 / 1000
 """Largest time in µs of which a float holds whole nanoseconds."""
@@ -195,7 +195,7 @@ def _decode_any(data: bytes, args: type[A]) -> Trace[A]:
     return Trace(events=events, base_ns=loose.base_ns, distributed=loose.distributed, devices=loose.devices)
 
 
-def nanoseconds(microseconds: Sequence[int | float], location: str) -> NDArray[np.int64]:
+def nanoseconds(microseconds: Sequence[int | float], location: str) -> Ints:
     """Times in whole ns; exact for integers of any size and for floats below EXACT_US."""
     try:
         kinds = set(map(type, microseconds))
@@ -209,14 +209,14 @@ def nanoseconds(microseconds: Sequence[int | float], location: str) -> NDArray[n
                 scaled = np.rint(1000 * np.array(microseconds))
             if not (np.abs(scaled) <= 2**62).all():
                 raise OverflowError(f"{max(microseconds, key=abs)} µs")
-            exact: NDArray[np.int64] = scaled.astype(np.int64)
+            exact: Ints = scaled.astype(np.int64)
             return exact
         return np.array([1000 * t if type(t) is int else round(1000 * t) for t in microseconds], np.int64)
     except (OverflowError, ValueError) as error:
         raise TraceError(f"{location} has times that no clock gives: {error}") from error
 
 
-def intervals_ns(events: Sequence[Event[Any]], location: str) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def intervals_ns(events: Sequence[Event[Any]], location: str) -> tuple[Ints, Ints]:
     """Starts and ends of the events; one without a length ends where it starts."""
     start_ns = nanoseconds([e.ts for e in events], location)
     return start_ns, start_ns + nanoseconds([e.dur or 0 for e in events], location)

@@ -10,9 +10,9 @@ from pathlib import PurePath
 
 import msgspec
 import numpy as np
-from numpy.typing import NDArray
 
 from aorta.records.schema import HostKind, HostSpan
+from aorta.timeline.arrays import Ints
 from aorta.timeline.collective import GroupKey
 from aorta.timeline.intervals import subtract, union
 from aorta.timeline.matching import UNKNOWN_SIZE, CollectiveKey, RankCalls
@@ -109,7 +109,7 @@ class RankTrace:
     collectives: list[TraceCollective]
     """Communication kernels in order of their starts."""
     quality: TraceQuality
-    launch_step: NDArray[np.int64] = field(repr=False)
+    launch_step: Ints = field(repr=False)
     """Index into steps of every span of timeline, -1 where it belongs to none."""
     correlation: Sequence[int | str | None] = field(default=(), repr=False)
     """Number of the call that launched each span of timeline; () where the trace was cached or has none."""

@@ -15,11 +15,11 @@ import numpy as np
 
 from aorta.errors import TraceError
 from aorta.processes import no_garbage_collection
+from aorta.timeline.arrays import Ints
 from aorta.traces.assemble import (
     UNLINKED,
     Activities,
     Category,
-    Ints,
     assemble,
     indexed,
     nanoseconds,

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from aorta.errors import TraceError
 from aorta.processes import no_garbage_collection
+from aorta.timeline.arrays import Ints
 from aorta.timeline.intervals import distinct
 from aorta.timeline.overlap import on_compute_stream
 from aorta.timeline.types import Kind
@@ -25,7 +26,6 @@ from aorta.traces.model import RankTrace, listed_names
 if TYPE_CHECKING:
     from aorta.traces.sources import Source
 
-Ints = NDArray[np.int64]
 
 FEWEST_STEPS = 3
 """Fewest repetitions that make a period."""

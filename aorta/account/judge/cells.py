@@ -12,7 +12,6 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Literal, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from aorta.account.judge.contradictions import Limits, in_cells, please_report
 from aorta.account.judge.judged import UNLIKE, UsualStep, looked_at, statistic, usual_step
@@ -32,10 +31,10 @@ from aorta.account.load.waits import is_one_group
 from aorta.account.model import Run, Statistic, once_of_run
 from aorta.account.numbers import quantity
 from aorta.account.rows import positive, ratio
+from aorta.timeline.arrays import Floats, Ints
 from aorta.timeline.collective import POINT_TO_POINT
 from aorta.timeline.types import Source
 
-Floats = NDArray[np.float64]
 CellGroup = Literal["work", "communication", "copies", "host", "unknown"]
 
 
@@ -110,7 +109,7 @@ class Account:
     ones, made as long as the run's usual step."""
 
     ranks: list[int]
-    global_step: NDArray[np.int64]
+    global_step: Ints
     step_ms: Floats
     cells: dict[str, Floats]
     """Only cells that hold some time, or could. They add up to step_ms."""
@@ -129,7 +128,7 @@ class Account:
     gaps_ms: Floats = field(default_factory=lambda: np.zeros(0))
     """Of all judged steps, whether their times were taken or not: mean over ranks of the time after one until
     the next one began, which is in no step: an evaluation, a pause. NaN where no step came next."""
-    gap_step: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
+    gap_step: Ints = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
     """The global steps behind which gaps_ms are."""
     judged_ms: float = 0.0
     """All judged steps together, mean over ranks."""

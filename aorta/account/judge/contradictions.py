@@ -9,9 +9,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
-Floats = NDArray[np.float64]
+from aorta.timeline.arrays import Floats
 
 ROUNDING = 1e-6
 """Part of a time by which sums of its parts may be off, beside ROUNDING_MS."""

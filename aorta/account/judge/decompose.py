@@ -5,13 +5,13 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from aorta.account.judge.alike import why_unlike
 from aorta.account.judge.cells import CELLS, EXPOSED_CELLS, IDLE_CELLS, Account, account_of
 from aorta.account.judge.phases import TITLES, phase_steps, phases_of
 from aorta.account.load.rank.phases import PHASES
 from aorta.account.model import ConfidenceInterval, Dataset, Decomposition, Part, PhaseChange, StepWork
+from aorta.timeline.arrays import Floats
 from aorta.timeline.noise import NORMAL_95, error_of_mean
 from aorta.timeline.ratio import typical
 from aorta.timeline.statistics import MIN_STEPS
@@ -116,7 +116,7 @@ def _phases(sides: Sequence[Dataset], change: Change) -> list[PhaseChange]:
     return found
 
 
-Steps = dict[str, NDArray[np.float64]]
+Steps = dict[str, Floats]
 """[step] by cell: means over ranks."""
 
 

@@ -18,6 +18,7 @@ from aorta.account.model import CollectiveKind, CollectiveRow, Dataset, Run, Sta
 from aorta.account.numbers import none_if_nan
 from aorta.account.rows import row_medians_and_percentile
 from aorta.errors import ReportError
+from aorta.timeline.arrays import Flags, Floats
 from aorta.timeline.collective import busbw_factor
 from aorta.timeline.noise import NORMAL_95
 from aorta.timeline.statistics import MIN_STEPS, WARMUP_RULE, WARMUP_SHARE, warmup_steps
@@ -115,7 +116,7 @@ def _first_looked_at(judged: Run) -> int:
     return max(judged.num_warmup, judged.num_steps - num_steps)
 
 
-def _unlike_start(run: Run, first: int, is_looked_at: NDArray[np.bool_]) -> NDArray[np.bool_]:
+def _unlike_start(run: Run, first: int, is_looked_at: Flags) -> Flags:
     """[step from first on]: of few steps that are looked at, those in a row at the start, where these are off
     the length of the others of the run, by more than the later ones are: a loader has a stock for them."""
     at_start = np.zeros(len(is_looked_at), dtype=bool)
@@ -210,7 +211,7 @@ def _part(run: Run, rows: NDArray[np.intp] | slice, columns: NDArray[np.intp]) -
         ranks=ranks,
         **parts_of(run, "start_unix_ns", "num_collectives", "host_bound"),
         **{name: getattr(run, name)[columns] for name in BY_STEP},
-        metrics=cast(MutableMapping[str, NDArray[np.float64]], _Parts(run.metrics, part)),
+        metrics=cast(MutableMapping[str, Floats], _Parts(run.metrics, part)),
         collectives=[
             msgspec.structs.replace(kind, **parts_of(kind, *of_kinds, of=kept)) for kind in run.collectives
         ],
@@ -219,17 +220,13 @@ def _part(run: Run, rows: NDArray[np.intp] | slice, columns: NDArray[np.intp]) -
     )
 
 
-class _Parts(Mapping[str, NDArray[np.float64]]):
+class _Parts(Mapping[str, Floats]):
     """Parts of arrays, each read when it is asked for."""
 
-    def __init__(
-        self,
-        arrays: Mapping[str, NDArray[np.float64]],
-        part: Callable[[NDArray[np.float64]], NDArray[np.float64]],
-    ) -> None:
+    def __init__(self, arrays: Mapping[str, Floats], part: Callable[[Floats], Floats]) -> None:
         self._arrays, self._part = arrays, part
 
-    def __getitem__(self, name: str) -> NDArray[np.float64]:
+    def __getitem__(self, name: str) -> Floats:
         return self._part(self._arrays[name])
 
     def __contains__(self, name: object) -> bool:
@@ -262,7 +259,7 @@ def dataset(label: str, runs: list[Run]) -> Dataset:
     return Dataset(label, runs, runs[0].statistics if len(runs) == 1 else together)
 
 
-def statistic(values: NDArray[np.float64]) -> Statistic:
+def statistic(values: Floats) -> Statistic:
     """Statistic of values [rank, step] without the steps in which it was not measured (NaN)."""
     medians, p95 = row_medians_and_percentile(values, 95)
     with warnings.catch_warnings():
@@ -304,9 +301,6 @@ def is_unlike(runs: Iterable[Run], name: str) -> bool:
     return len(bandwidths(runs, name)) > 1
 
 
-Floats = NDArray[np.float64]
-
-
 def collective_rows(run: Run, num_warmup: int) -> list[CollectiveRow]:
     """Rows of the collectives of the steps after the first num_warmup, the longest in a step first."""
     judged = np.flatnonzero(run.has_collectives) >= num_warmup
@@ -315,7 +309,7 @@ def collective_rows(run: Run, num_warmup: int) -> list[CollectiveRow]:
     return sorted(present, key=lambda row: -(row.count_per_step * (row.duration_ms or 0.0)))
 
 
-def _row(kind: CollectiveKind, judged: NDArray[np.bool_]) -> CollectiveRow:
+def _row(kind: CollectiveKind, judged: Flags) -> CollectiveRow:
     durations, waits, transfers = (
         _medians(values[:, judged]) for values in (kind.duration_ms, kind.wait_ms, kind.transfer_ms)
     )

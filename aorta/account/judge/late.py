@@ -9,13 +9,13 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from aorta.account.judge.occasional import Occasions, occasions
 from aorta.account.load.rank.host import CPU, READY, UNTIL_BACKWARD, UNTIL_UPDATE
 from aorta.account.model import Run
-from aorta.account.rows import Floats, of_the_others
+from aorta.account.rows import of_the_others
 from aorta.records.digests import Slots
+from aorta.timeline.arrays import Flags, Floats, Ints
 
 ONE_RANK = 0.6
 """Part of a loss from which on it is that of one rank."""
@@ -78,7 +78,7 @@ class Lateness:
     """It is late in more steps than chance would have it."""
 
     @property
-    def steps(self) -> "slice | NDArray[np.bool_]":
+    def steps(self) -> "slice | Flags":
         return slice(None) if self.occasions is None else self.occasions.is_slow
 
     @property
@@ -86,7 +86,7 @@ class Lateness:
         return "a step" if self.occasions is None else "in such a step"
 
 
-def late_of_recorded(lost_ms: Floats, global_step: NDArray[np.int64], knows_busy: bool) -> Lateness | None:
+def late_of_recorded(lost_ms: Floats, global_step: Ints, knows_busy: bool) -> Lateness | None:
     """The rank that costs the others most, by lost_ms [rank, step]. None where it is no rank for sure: it
     must be late in most steps and all along the run, or in steps that come with a period or stand apart.
 
@@ -189,7 +189,7 @@ def late_in_left_out(run: Run) -> LateLeftOut | None:
     return LateLeftOut(row, mark, late_ms, usual_ms, longer_ms, _doing(run, row, is_left_out, cost_ms))
 
 
-def steps_left_out(judged: Run) -> NDArray[np.bool_]:
+def steps_left_out(judged: Run) -> Flags:
     """[judged step]: left out by the overhead on some rank. After a slow step each rank judges by itself what
     is recorded."""
     if not judged.left_out.any():
@@ -197,7 +197,7 @@ def steps_left_out(judged: Run) -> NDArray[np.bool_]:
     is_timed, has_length = (
         np.isfinite(judged.values(name)).all(axis=0) for name in ("compute_ms", "step_ms")
     )
-    result: NDArray[np.bool_] = np.logical_and(~is_timed, has_length)
+    result: Flags = np.logical_and(~is_timed, has_length)
     return result
 
 
@@ -222,7 +222,7 @@ def _behind(at_ms: Floats) -> Floats:
 
 
 def _at_all_marks(
-    behind_ms: dict[str, Floats], more_ms: Floats, is_left_out: NDArray[np.bool_], is_known: NDArray[np.bool_]
+    behind_ms: dict[str, Floats], more_ms: Floats, is_left_out: Flags, is_known: Flags
 ) -> tuple[int, str, Floats, float] | None:
     """As `_latest`, of a row that is behind at every mark: the others wait between two steps' marks.
 
@@ -243,7 +243,7 @@ def _at_all_marks(
 
 
 def _latest(
-    behind_ms: dict[str, Floats], is_left_out: NDArray[np.bool_], is_known: NDArray[np.bool_]
+    behind_ms: dict[str, Floats], is_left_out: Flags, is_known: Flags
 ) -> tuple[int, str, Floats, float] | None:
     """The row that falls behind most within a step, at which mark, by how much in each step that was left
     out beyond recorded ones, and in those. None without two marks.
@@ -264,7 +264,7 @@ def _latest(
     return best
 
 
-def _doing(judged: Run, row: int, is_left_out: NDArray[np.bool_], cost_ms: float) -> str:
+def _doing(judged: Run, row: int, is_left_out: Flags, cost_ms: float) -> str:
     """What the late rank's thread does beyond the others': it works, is starved of its core, or sleeps."""
     parts = judged.host_parts
     for op, name in (("starved", READY), ("works", CPU)):

@@ -13,8 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aorta.account.numbers import quantity
+from aorta.timeline.arrays import Flags, Floats, Ints
 
-Floats = NDArray[np.float64]
 MIN_STEPS = 12
 MIN_SLOW = 3
 MIN_AT_RANDOM = 5
@@ -48,7 +48,7 @@ SCATTERED = 0.5
 class Occasions:
     """Which steps are slow, and by how much."""
 
-    is_slow: NDArray[np.bool_]
+    is_slow: Flags
     excess_ms: Floats
     """[step]: beyond the usual steps; 0 in these."""
     usual_error_ms: float
@@ -72,9 +72,7 @@ class Occasions:
         half = half_width(values, self.usual_error_ms) if self.half_width is None else self.half_width * mean
         return part * mean, (part * max(mean - half, 0.0), part * (mean + half))
 
-    def among(
-        self, known: NDArray[np.int64], steps: NDArray[np.int64]
-    ) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+    def among(self, known: Ints, steps: Ints) -> tuple[Flags, Flags]:
         """Which steps are slow, and which are usual. known: those of these occasions. A period tells it of
         others, too; without one these are neither."""
         is_slow, is_known = np.isin(steps, known[self.is_slow]), np.isin(steps, known)
@@ -84,13 +82,13 @@ class Occasions:
         is_slow |= ~is_known & (steps % self.period == places.argmax())
         return is_slow, ~is_slow
 
-    def are_most_of(self, has_it: NDArray[np.bool_]) -> bool:
+    def are_most_of(self, has_it: Flags) -> bool:
         """Whether all slow steps are among those that have something, and most of these are slow."""
         num_with_it = int(has_it.sum())
         is_within = bool(has_it[self.is_slow].all()) and num_with_it < len(has_it)
         return is_within and int(self.is_slow.sum()) >= MOST_STEPS_WITH_IT * num_with_it
 
-    def in_steps(self, has_it: NDArray[np.bool_], values_ms: Floats) -> "Occasions":
+    def in_steps(self, has_it: Flags, values_ms: Floats) -> "Occasions":
         """The same of all steps that have it."""
         if (has_it == self.is_slow).all():
             return self
@@ -121,9 +119,7 @@ def half_width(values: Floats, other_error: float = 0.0) -> float:
     return float(stdtrit(len(values) - 1, 0.975)) * error
 
 
-def occasions(
-    values_ms: Floats, global_step: NDArray[np.int64], known: Occasions | None = None
-) -> Occasions | None:
+def occasions(values_ms: Floats, global_step: Ints, known: Occasions | None = None) -> Occasions | None:
     """None where no steps are slow apart from chance. values_ms and global_step: one per step. known: slow
     steps that more steps than these have shown."""
     values = np.nan_to_num(np.asarray(values_ms, dtype=np.float64))
@@ -131,9 +127,7 @@ def occasions(
     return found if found is not None else _occasions(values, global_step)
 
 
-def of_all_steps(
-    step_ms: Floats, global_step: NDArray[np.int64], chosen: NDArray[np.int64]
-) -> Occasions | None:
+def of_all_steps(step_ms: Floats, global_step: Ints, chosen: Ints) -> Occasions | None:
     """Slow steps by the length of all steps, for a choice of them of which more was recorded: a few of a loss
     that comes every 20th step are among these, and tell how large it is."""
     slow = occasions(step_ms, global_step)
@@ -158,7 +152,7 @@ def _as_known(values: Floats, known: Occasions) -> Occasions | None:
     return replace(known, excess_ms=excess)
 
 
-def _occasions(values: Floats, global_step: NDArray[np.int64]) -> Occasions | None:
+def _occasions(values: Floats, global_step: Ints) -> Occasions | None:
     num = len(values)
     if num < MIN_STEPS or not np.ptp(values) > 0:
         return None
@@ -200,7 +194,7 @@ def without_traces(values_ms: Floats) -> Floats:
     return np.where(is_trace, 0.0, values) if is_rare else values
 
 
-def _periodic(values: Floats, global_step: NDArray[np.int64]) -> tuple[int, int] | None:
+def _periodic(values: Floats, global_step: Ints) -> tuple[int, int] | None:
     """Period and phase (of the global step) whose steps are the slowest; None where chance explains them."""
     num = len(values)
     ranks = np.empty(num)
@@ -236,7 +230,7 @@ def _periodic(values: Floats, global_step: NDArray[np.int64]) -> tuple[int, int]
 
 
 def _of_the_slowest(
-    in_order: NDArray[np.intp], global_step: NDArray[np.int64]
+    in_order: NDArray[np.intp], global_step: Ints
 ) -> tuple[int, list[tuple[float, int, int]]]:
     """How many phases were tried, and the least likely one that has enough of the slowest steps: logarithm of
     its chance, period and phase. in_order: places of the steps, the slowest last."""

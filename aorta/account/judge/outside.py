@@ -1,14 +1,12 @@
 """The wall time of a run that is in no judged step: before, between and after them."""
 
 import numpy as np
-from numpy.typing import NDArray
 
 from aorta.account.judge.judged import last_holds_the_end
 from aorta.account.model import Run
 from aorta.account.rows import of_the_others, positive
+from aorta.timeline.arrays import Floats
 from aorta.timeline.types import TRACE_SOURCES
-
-Floats = NDArray[np.float64]
 
 CLOCKS_APART_MS = 1000.0
 LONGEST_START_MS = 7 * 86_400_000.0

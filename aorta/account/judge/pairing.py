@@ -15,6 +15,7 @@ from aorta.account.load.rank.host import AFTER, PREFIX, READY
 from aorta.account.metrics import WORK, meaning
 from aorta.account.model import ConfidenceInterval, Dataset, MetricComparison, Run
 from aorta.account.numbers import number, percent
+from aorta.timeline.arrays import Flags, Floats, Ints
 from aorta.timeline.noise import NORMAL_95, error_of_mean
 from aorta.timeline.ratio import (
     HOST_SPREAD,
@@ -29,9 +30,7 @@ from aorta.timeline.ratio import (
 )
 from aorta.timeline.statistics import ALPHA, MIN_STEPS
 
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
-Mask = NDArray[np.bool_]
+Mask = Flags
 TAKEN = 0.01
 """Share of the steps in which others had the core, above which a comparison allows for it."""
 ALLOWANCE_ERROR = 0.1

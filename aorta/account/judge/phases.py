@@ -5,7 +5,6 @@ from itertools import takewhile
 
 import msgspec
 import numpy as np
-from numpy.typing import NDArray
 
 from aorta.account.cause import CodeLine
 from aorta.account.judge.cells import account_of, is_device_busy
@@ -17,6 +16,7 @@ from aorta.account.model import Run, once_of_run
 from aorta.account.numbers import counted, quantity
 from aorta.account.rows import positive
 from aorta.records.schema import NO_CALL, NO_OPTIMIZER, StepPhase
+from aorta.timeline.arrays import Flags, Floats
 
 LEAST_SHOWN = 0.5
 """Share of the account's steps that must show their phases."""
@@ -140,7 +140,7 @@ def largest_beside_the_model(judged: Run) -> PhaseRow | None:
     return max(rows, key=lambda row: row.ms, default=None)
 
 
-def phase_steps(judged: Run) -> dict[str, NDArray[np.float64]]:
+def phase_steps(judged: Run) -> dict[str, Floats]:
     """The step and its phases, [step]: means over ranks. {} where no step shows its phases."""
     return {name: values.mean(axis=0) for name, values in _of_ranks(judged).items()}
 
@@ -176,14 +176,14 @@ def growth_text(run: Run, line: CodeLine | None, rank: int | None, is_expected: 
     )
 
 
-def _of_ranks(run: Run) -> dict[str, NDArray[np.float64]]:
+def _of_ranks(run: Run) -> dict[str, Floats]:
     """Those of the account's step, so that a phase is no part of another step than the cells are."""
     account = account_of(run)
     of_account = np.isin(run.global_step[run.judged_steps], account.global_step) | (account.usual is not None)
     return phases_of_ranks(run, of_account)
 
 
-def phases_of_ranks(run: Run, of_these: NDArray[np.bool_]) -> dict[str, NDArray[np.float64]]:
+def phases_of_ranks(run: Run, of_these: Flags) -> dict[str, Floats]:
     """The step and its phases, [rank, step], of these judged steps. {} where too few of them show theirs."""
     columns = {
         phase: run.host_parts[f"{PREFIX}{phase}"][:, run.judged_steps]
@@ -198,7 +198,7 @@ def phases_of_ranks(run: Run, of_these: NDArray[np.bool_]) -> dict[str, NDArray[
     chosen = is_known[0] & of_these
     if chosen.sum() < LEAST_SHOWN * of_these.sum() or not chosen.any():
         return {}
-    found: dict[str, NDArray[np.float64]] = {phase: part[:, chosen] for phase, part in columns.items()}
+    found: dict[str, Floats] = {phase: part[:, chosen] for phase, part in columns.items()}
     whole = step[:, chosen]
     return {"step": whole, **found, "rest": whole - sum(found.values())}
 
@@ -211,7 +211,7 @@ def phases_of(judged: Run) -> list[PhaseRow]:
     steps = _of_ranks(judged)
     if not steps:
         return []
-    by_rank: dict[str, NDArray[np.float64]] = {name: values.mean(axis=1) for name, values in steps.items()}
+    by_rank: dict[str, Floats] = {name: values.mean(axis=1) for name, values in steps.items()}
     told_ms = account_of(judged).mean_step_ms or float(by_rank["step"].mean())
     by_rank = {name: ms * told_ms / by_rank["step"].mean() for name, ms in by_rank.items()}
     by_rank["rest"] = positive(by_rank["rest"])
@@ -273,20 +273,20 @@ def _is_mostly_own(judged: Run) -> bool:
     return FEWEST <= num < ENOUGH and own_ms > model_ms and not has_no_model
 
 
-def _in_model(samples: Samples) -> NDArray[np.bool_]:
+def _in_model(samples: Samples) -> Flags:
     """Samples of modules, and of losses, which the loop calls as functions."""
-    result: NDArray[np.bool_] = samples.is_judged & (
+    result: Flags = samples.is_judged & (
         samples.in_phase("forward") | (_before_backward(samples) & samples.leaf_is(is_a_loss))
     )
     return result
 
 
-def _in_own_code(samples: Samples) -> NDArray[np.bool_]:
-    result: NDArray[np.bool_] = samples.is_judged & _before_backward(samples) & ~samples.leaf_is(is_a_loss)
+def _in_own_code(samples: Samples) -> Flags:
+    result: Flags = samples.is_judged & _before_backward(samples) & ~samples.leaf_is(is_a_loss)
     return result
 
 
-def _before_backward(samples: Samples) -> NDArray[np.bool_]:
+def _before_backward(samples: Samples) -> Flags:
     """Samples in no module, before the step's last backward pass."""
     return samples.in_phase("rest", "communication") & samples.at("body") & ~samples.is_behind
 
@@ -302,7 +302,7 @@ def _line(samples: list[Samples], phase: StepPhase, is_apart: bool, is_busy: boo
     return found if found is not None and found.num_samples >= FEWEST else None
 
 
-def _which(samples: Samples, phase: StepPhase, is_apart: bool) -> NDArray[np.bool_]:
+def _which(samples: Samples, phase: StepPhase, is_apart: bool) -> Flags:
     """Samples of a phase. Where several of a step are accumulated, code between a backward pass and the next
     forward pass counts as rest, though the spans have it as forward."""
     judged = samples.is_judged

@@ -8,7 +8,6 @@ from functools import partial
 from itertools import chain
 
 import numpy as np
-from numpy.typing import NDArray
 
 from aorta.account.judge.cells import account_of, is_device_busy
 from aorta.account.judge.judged import UNLIKE, looked_at, usual_step
@@ -17,8 +16,8 @@ from aorta.account.judge.stacks import MOST, MOST_RANKS, Samples, is_a_wait, tim
 from aorta.account.model import Run
 from aorta.account.numbers import counted, number, quantity
 from aorta.records.stacks import DOING, STACK_PHASES, Does, StackFrame, StackPhase
+from aorta.timeline.arrays import Flags, Floats, Ints
 
-Floats = NDArray[np.float64]
 LEAST_DIFFERENCE = 0.02
 """Of a step, from which on a line's difference is told."""
 LEAST_SHOWN = 0.05
@@ -45,7 +44,7 @@ class Part:
     """Samples of some steps of one rank, in ms of the mean of these steps."""
 
     samples: Samples
-    rows: NDArray[np.int64]
+    rows: Ints
     """Places of its samples among those of the rank."""
     ms: Floats
     """[sample]: they add up to the mean step."""
@@ -70,7 +69,7 @@ class Line:
         return self.ms - self.against_ms
 
 
-def part_of(judged: Run, rank: int, is_meant: NDArray[np.bool_] | None = None) -> Part | None:
+def part_of(judged: Run, rank: int, is_meant: Flags | None = None) -> Part | None:
     """Of a rank's judged steps, or those of them that are meant; None where nothing was sampled there. A
     phase has as much as the host's spans tell."""
     samples = timed_samples_of(judged, rank, "data")
@@ -100,9 +99,7 @@ def rank_parts(judged: Run, named: Sequence[int] = ()) -> dict[int, Part]:
     return {rank: part for rank, part in parts.items() if part is not None}
 
 
-def both_parts(
-    judged: Run, is_meant: NDArray[np.bool_], named: Sequence[int]
-) -> tuple[list[Part], list[Part]] | None:
+def both_parts(judged: Run, is_meant: Flags, named: Sequence[int]) -> tuple[list[Part], list[Part]] | None:
     """The steps that are meant, on each rank, and the others; None where one of these was not sampled."""
     ranks = sampled_ranks(judged, named)
     both = [[part_of(judged, rank, of) for of in (is_meant, ~is_meant)] for rank in ranks]
@@ -166,13 +163,11 @@ def told_differences(judged: Run, late: int | None) -> list[Difference]:
     return [difference for difference in found if difference.lines]
 
 
-def told_steps(judged: Run) -> NDArray[np.bool_]:
+def told_steps(judged: Run) -> Flags:
     """[judged step]: those of which lines are told: all, but those of the account alone where that is not
     brought to the usual step and the others make the mean another one."""
     looked, step_ms = looked_at(judged), judged.values("step_ms").mean(axis=0)
-    is_told: NDArray[np.bool_] = np.isin(
-        judged.global_step[judged.judged_steps], looked.global_step[looked.judged_steps]
-    )
+    is_told: Flags = np.isin(judged.global_step[judged.judged_steps], looked.global_step[looked.judged_steps])
     told_ms = np.nanmean(step_ms[is_told])
     is_alike = abs(np.nanmean(step_ms) - told_ms) < UNLIKE * told_ms
     return np.ones_like(is_told) if is_alike or usual_step(judged) is not None else is_told
@@ -329,7 +324,7 @@ def tree(parts: Sequence[Part], most_nodes: int) -> Tree:
     frames: list[StackFrame | None] = [None]
     parents = [-1]
     ids: dict[tuple[int, StackFrame], int] = {}
-    placed: list[tuple[Part, NDArray[np.int64]]] = []
+    placed: list[tuple[Part, Ints]] = []
     for part in parts:
         stacks = part.samples.stacks
         needed = np.zeros(len(stacks.nodes), dtype=bool)
@@ -379,5 +374,5 @@ def _pruned(whole: Tree, most_nodes: int) -> Tree:
     )
 
 
-def _summed(ms: Floats, place: NDArray[np.int64], num: int) -> Floats:
+def _summed(ms: Floats, place: Ints, num: int) -> Floats:
     return np.asarray(np.bincount(place, ms, num), dtype=np.float64)

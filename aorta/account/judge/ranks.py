@@ -4,15 +4,14 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from aorta.account.judge.cells import account_of
 from aorta.account.metrics import MEMORY, THROTTLED, of_operation, operations
 from aorta.account.model import Run, once_of_run
 from aorta.account.rows import row_percentiles
 from aorta.errors import ReportError
+from aorta.timeline.arrays import Flags, Floats, Ints
 
-Floats = NDArray[np.float64]
 MEDIANS = ("step_ms", "compute_ms", "exposed_ms", "sm_clock_mhz", "power_w")
 HIGHEST = ("temperature_c", *MEMORY)
 """Metrics of a rank by the number over its steps that stands for them."""
@@ -135,7 +134,7 @@ class Shown:
             steps = [int(run.global_step[0]), int(run.global_step[-1])]
             raise ReportError(f"--steps: {run.label} has steps {_ends(steps)}, none from {first} to {last}")
 
-    def columns(self, run: Run) -> NDArray[np.bool_]:
+    def columns(self, run: Run) -> Flags:
         """[step]: it was asked for, or nothing was."""
         if self.steps is None:
             return np.ones(run.num_steps, dtype=bool)
@@ -152,7 +151,7 @@ def telling_ranks(run: Run, shown: Shown) -> list[int]:
     late = [row.rank for row in judged_ranks(run)[:NUM_LATE]]
     exposed_ms = np.nan_to_num(run.values("exposed_ms")).mean(axis=1)
     order = [i for i in np.argsort(exposed_ms, kind="stable").tolist() if run.ranks[i] not in late]
-    places: NDArray[np.int64] = np.linspace(0, len(order) - 1, MAX_RANKS - len(late)).round().astype(np.int64)
+    places: Ints = np.linspace(0, len(order) - 1, MAX_RANKS - len(late)).round().astype(np.int64)
     return sorted([*late, *(run.ranks[order[i]] for i in places.tolist())])
 
 

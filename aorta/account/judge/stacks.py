@@ -6,7 +6,6 @@ from dataclasses import dataclass, replace
 from itertools import pairwise, takewhile
 
 import numpy as np
-from numpy.typing import NDArray
 
 from aorta.account.cause import CodeLine
 from aorta.account.judge.occasional import occasions
@@ -23,6 +22,7 @@ from aorta.records.stacks import (
     StackPhase,
     Stacks,
 )
+from aorta.timeline.arrays import Flags, Floats, Ints
 from aorta.timeline.types import TRACE_SOURCES
 
 MOST = 0.5
@@ -52,51 +52,51 @@ class Samples:
     """Of one rank in the judged steps. Arrays are [sample]."""
 
     stacks: Stacks
-    column: NDArray[np.int64]
+    column: Ints
     """Place of the step among the judged ones; -1 of what is in no step, or in one that is not judged."""
-    ms: NDArray[np.float64]
+    ms: Floats
     """Those of judged steps add up to the mean step; outside on the same scale."""
-    rows: NDArray[np.int64]
+    rows: Ints
     """[sample, field of StackSample]"""
 
     @property
-    def is_judged(self) -> NDArray[np.bool_]:
-        result: NDArray[np.bool_] = self.column >= 0
+    def is_judged(self) -> Flags:
+        result: Flags = self.column >= 0
         return result
 
     def path(self, row: int) -> list[StackFrame]:
         """Frames of a sample, the outermost first."""
         return self.stacks.path(int(self.rows[row, 5]))
 
-    def in_phase(self, *names: StackPhase) -> NDArray[np.bool_]:
+    def in_phase(self, *names: StackPhase) -> Flags:
         return np.isin(self.rows[:, 2], [STACK_PHASES.index(name) for name in names])
 
-    def at(self, place: Place) -> NDArray[np.bool_]:
-        result: NDArray[np.bool_] = self.rows[:, 1] == PLACES.index(place)
+    def at(self, place: Place) -> Flags:
+        result: Flags = self.rows[:, 1] == PLACES.index(place)
         return result
 
-    def that(self, *doing: Doing) -> NDArray[np.bool_]:
+    def that(self, *doing: Doing) -> Flags:
         return np.isin(self.rows[:, 3], [DOING.index(one) for one in doing])
 
     @property
-    def is_behind(self) -> NDArray[np.bool_]:
+    def is_behind(self) -> Flags:
         """A backward pass of the step had ended."""
         return self.rows[:, 4].astype(bool)
 
-    def leaf_in(self, *packages: str) -> NDArray[np.bool_]:
+    def leaf_in(self, *packages: str) -> Flags:
         """The innermost frame is a library's of these; '' for the program's own."""
         return self.leaf_is(lambda frame: ("" if frame.is_program else frame.file) in packages)
 
-    def that_call(self, name: str) -> NDArray[np.bool_]:
+    def that_call(self, name: str) -> Flags:
         """The innermost frame is a function of torch's whose name ends with this: those of synchronize wait
         for all that a device has queued."""
         return self.leaf_is(lambda leaf: leaf.file == "torch" and leaf.function.endswith(name))
 
-    def leaf_is(self, test: Callable[[StackFrame], bool]) -> NDArray[np.bool_]:
+    def leaf_is(self, test: Callable[[StackFrame], bool]) -> Flags:
         of_node = np.array([test(self.stacks.frames[frame]) for _, frame in self.stacks.nodes], dtype=bool)
         return of_node[self.rows[:, 5]] if len(self.rows) else np.zeros(0, dtype=bool)
 
-    def chosen(self, which: NDArray[np.bool_] | list[int], factor: float = 1.0) -> "list[WeightedStack]":
+    def chosen(self, which: Flags | list[int], factor: float = 1.0) -> "list[WeightedStack]":
         """The samples that are meant, by a mask or their rows, as stacks with ms of a step."""
         return [
             WeightedStack(self.stacks.path(int(row[5])), float(ms) * factor, DOING[int(row[3])])
@@ -156,9 +156,7 @@ def samples_of(run: Run, rank: int) -> Samples | None:
     return Samples(stacks, column, _as_long(ms, column, lengths, steps), rows)
 
 
-def _as_before_zero_grad(
-    stacks: Stacks, rows: NDArray[np.int64], is_judged: NDArray[np.bool_]
-) -> NDArray[np.int64]:
+def _as_before_zero_grad(stacks: Stacks, rows: Ints, is_judged: Flags) -> Ints:
     """With samples in zero_grad(), where it has nothing to fill, as most of those in the line before it: they
     wait up to 5 ms for Python's lock, which zero_grad() is often the first to let go of."""
     is_rest = rows[:, 2] == STACK_PHASES.index("rest")
@@ -181,12 +179,7 @@ def _as_before_zero_grad(
     return moved
 
 
-def _as_long(
-    ms: NDArray[np.float64],
-    column: NDArray[np.int64],
-    lengths: NDArray[np.float64],
-    steps: NDArray[np.int64],
-) -> NDArray[np.float64]:
+def _as_long(ms: Floats, column: Ints, lengths: Floats, steps: Ints) -> Floats:
     """Samples of slow steps and of usual ones with the parts of the run that these are: the lengths of all
     steps are known, and of few samples one more or less falls into a rare long step. As they were without
     slow steps, or without samples of them."""
@@ -356,7 +349,7 @@ def sampled(
     return found if len(found) >= FEWEST else []
 
 
-def in_modules(judged: Run, slow_steps: NDArray[np.int64], usual_steps: NDArray[np.int64]) -> float:
+def in_modules(judged: Run, slow_steps: Ints, usual_steps: Ints) -> float:
     """Part of what the first rank was seen in for longer in slow steps than in usual ones, by their numbers,
     that is in a module."""
     whole = judged.whole or judged
@@ -365,7 +358,7 @@ def in_modules(judged: Run, slow_steps: NDArray[np.int64], usual_steps: NDArray[
         return 0.0
     steps = whole.global_step[whole.judged_steps][samples.column]
 
-    def more_ms(which: NDArray[np.bool_]) -> float:
+    def more_ms(which: Flags) -> float:
         slow, usual = (
             float(samples.ms[which & np.isin(steps, some)].sum()) / len(some)
             for some in (slow_steps, usual_steps)

@@ -3,13 +3,13 @@
 from collections.abc import Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 
 from aorta.account.judge.overhead import overhead_texts
 from aorta.account.load.rank.kernels import graph_text
 from aorta.account.model import Dataset, Run, once_of_run
 from aorta.account.numbers import number
 from aorta.account.rows import row_blocks
+from aorta.timeline.arrays import Flags, Floats
 
 BOUNDS_OF_HOST_BOUND = (
     "in these, compute, comm and hidden are upper bounds and exposed may be off either way"
@@ -18,7 +18,7 @@ BOUNDS_OF_HOST_BOUND = (
 
 
 @once_of_run
-def timed_steps(judged: Run) -> NDArray[np.bool_]:
+def timed_steps(judged: Run) -> Flags:
     """[judged step]: some rank has numbers of compute or communication. Where times are taken in one
     step of many (--overhead), the other steps have no such numbers."""
     is_timed = np.zeros(judged.num_judged, dtype=bool)
@@ -29,7 +29,7 @@ def timed_steps(judged: Run) -> NDArray[np.bool_]:
     return is_timed
 
 
-def values_where_timed(judged: Run, name: str) -> NDArray[np.float64]:
+def values_where_timed(judged: Run, name: str) -> Floats:
     """judged.values(name) without the steps that were not timed, for a metric that these do not have. They
     were left out by plan, whatever happened in them: what remains is a sample, and not a choice."""
     values = judged.values(name)
@@ -97,7 +97,7 @@ def recorded_apart(dataset: Dataset) -> str:
     )
 
 
-def _lengths(dataset: Dataset, is_recorded: NDArray[np.bool_]) -> str:
+def _lengths(dataset: Dataset, is_recorded: Flags) -> str:
     step_ms = np.concatenate([np.median(judged.values("step_ms"), axis=0) for judged in dataset.runs])
     if np.isnan(step_ms).any():
         return ""

@@ -16,8 +16,9 @@ import numpy as np
 
 from aorta.account.load.rank.kernels import kernel_name
 from aorta.account.numbers import number
+from aorta.timeline.arrays import Floats
 from aorta.traces.classify import COMMUNICATION
-from aorta.traces.inventory import Floats, Inventory, WorkKey, WorkTimes
+from aorta.traces.inventory import Inventory, WorkKey, WorkTimes
 
 Table = Literal["class", "kernel", "operator", "collective"]
 MATCHED = Literal["all", "operator and shapes", "name", "operator", "order", "class", "one side only"]

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from aorta.account.load.rank.columns import Flags, RankFile, RankSteps
+from aorta.account.load.rank.columns import RankFile, RankSteps
 from aorta.account.load.rank.kernels import named_spans
 from aorta.account.load.rank.reduce import blocks_with_unwritten, with_unwritten
 from aorta.account.model import NamedSpan
@@ -16,10 +16,11 @@ from aorta.records.schema import CallSites, StepRecord
 from aorta.records.stacks import Stacks, joined, read_stacks
 from aorta.records.table import StepTable
 from aorta.records.workers import WorkerChunk, read_workers
+from aorta.timeline.arrays import Flags, Ints
 from aorta.timeline.types import Source
 
 
-def places_of(steps: NDArray[np.int64], of_rank: RankSteps) -> tuple[NDArray[np.intp], Flags]:
+def places_of(steps: Ints, of_rank: RankSteps) -> tuple[NDArray[np.intp], Flags]:
     """The row of each step among a rank's, and whether the rank has it: else the row is another one's."""
     places = np.minimum(np.searchsorted(of_rank.global_step, steps), len(of_rank.global_step) - 1)
     return places, of_rank.global_step[places] == steps

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from aorta.account.load.again import places_of
 from aorta.account.load.arrays import MOST_IN_MEMORY, ArrayFile, Arrays
 from aorta.account.load.measures import add_measures, totals_of_ranks
-from aorta.account.load.rank.columns import OF_RUN, Flags, Floats, RankFile, RankSteps
+from aorta.account.load.rank.columns import OF_RUN, RankFile, RankSteps
 from aorta.account.load.rank.host import PREFIX as HOST
 from aorta.account.load.waits import (
     all_matched,
@@ -33,6 +33,7 @@ from aorta.account.rows import row_blocks
 from aorta.errors import ReportError
 from aorta.records.schema import NOTHING_NOTED, RunRecord, StepRecord
 from aorta.records.table import StepTable
+from aorta.timeline.arrays import Flags, Floats, Ints
 from aorta.timeline.matching import RankCalls
 from aorta.timeline.types import OWN_SOURCES, Source
 from aorta.timeline.waits import RankView
@@ -50,7 +51,7 @@ class RunArrays:
     def __init__(self, num_ranks: int) -> None:
         self.ranks: list[RankFile] = []
         self._num_ranks, self._file = num_ranks, ArrayFile()
-        self._of_source: dict[Source, tuple[NDArray[np.int64], Arrays, Arrays]] = {}
+        self._of_source: dict[Source, tuple[Ints, Arrays, Arrays]] = {}
         """Steps, floats and integers."""
 
     @classmethod
@@ -81,9 +82,7 @@ class RunArrays:
             (integers if name in INTEGERS else floats).set_row(name, len(self.ranks), values[places])
         return replace(of_rank, numbers={})
 
-    def numbers(
-        self, source: Source, num_ranks: int, steps: NDArray[np.int64]
-    ) -> tuple[Arrays, Arrays, Arrays, Floats]:
+    def numbers(self, source: Source, num_ranks: int, steps: Ints) -> tuple[Arrays, Arrays, Arrays, Floats]:
         """Metrics, columns of the host, integers and host_bound of the first ranks in these steps, which all
         of them did."""
         own_steps, *arrays = self._of_source[source]
@@ -240,7 +239,7 @@ def _matched(
     return files.match(source, [rank.rank for rank in files.ranks], known)
 
 
-def _common_steps(per_rank: list[RankSteps], notes: list[str]) -> NDArray[np.int64]:
+def _common_steps(per_rank: list[RankSteps], notes: list[str]) -> Ints:
     """Steps that every rank did, and did together; what is left out is noted."""
     first = per_rank[0]
     common = first.global_step
@@ -264,7 +263,7 @@ def _common_steps(per_rank: list[RankSteps], notes: list[str]) -> NDArray[np.int
     return common
 
 
-def _undisturbed(steps: NDArray[np.int64], run: RunRecord, notes: list[str]) -> NDArray[np.int64]:
+def _undisturbed(steps: Ints, run: RunRecord, notes: list[str]) -> Ints:
     """Steps without those in which torch's profiler worked; how many those were is noted."""
     unprofiled = steps[~np.isin(steps, run.coverage.get("profiled_steps", []))]
     if not 0 < len(unprofiled) < len(steps):
@@ -285,7 +284,7 @@ def _left_out(metrics: Arrays) -> Flags:
     return result
 
 
-def _complete_alone(metrics: Arrays, left_out: Flags, num_collectives: NDArray[np.int64]) -> None:
+def _complete_alone(metrics: Arrays, left_out: Flags, num_collectives: Ints) -> None:
     """Fill in what source host would have noted of these steps, in a run of one process none of whose
     recorded steps communicates: on a CPU it computes whenever it is in a step."""
     if metrics.shape[0] != 1 or np.nan_to_num(metrics["comm_ms"]).any() or num_collectives.any():

@@ -5,16 +5,15 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 
 from aorta.account.load.rank.columns import IMPOSSIBLE, RankFile, RankSteps
 from aorta.errors import ReportError
 from aorta.records.files import STEPS_FILE
 from aorta.records.rotation import DROPPED
 from aorta.records.schema import RunRecord
+from aorta.timeline.arrays import Ints
 from aorta.timeline.types import OWN_SOURCES
 
-Ints = NDArray[np.int64]
 _MOST_NAMED = 6
 OF_ANOTHER_SIZE = "done by another number of ranks"
 """Why steps are missing; `_one_size` has named them."""

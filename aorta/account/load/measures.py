@@ -10,7 +10,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, TypeGuard
 
 import numpy as np
-from numpy.typing import NDArray
 
 from aorta.account.load.arrays import Arrays
 from aorta.account.metrics import (
@@ -29,9 +28,8 @@ from aorta.account.metrics import (
 from aorta.account.numbers import none_if_nan
 from aorta.account.rows import ratio
 from aorta.records.schema import GPU_KINDS, RunRecord
+from aorta.timeline.arrays import Flags, Floats, Ints
 from aorta.timeline.types import PARTS_MS
-
-Floats = NDArray[np.float64]
 
 NOT_GIVEN = {
     "tokens": "the program gave recorder.step no tokens",
@@ -45,7 +43,7 @@ MAY_SHARE = "ranks may work on the same samples: no DDP or fully_shard was seen,
 
 
 def add_measures(
-    metrics: Arrays, collectives_kept: NDArray[np.bool_], run: RunRecord, not_measured: dict[str, str]
+    metrics: Arrays, collectives_kept: Flags, run: RunRecord, not_measured: dict[str, str]
 ) -> None:
     """Completes the metrics by what a step without an operation has of it, by shares of the step and by
     MEASURES; not_measured by reasons why any of them is null. collectives_kept: [rank, step]."""
@@ -91,7 +89,7 @@ def add_measures(
     not_measured |= _reasons(metrics, run, not_measured)
 
 
-def _complete_operations(metrics: Arrays, collectives_kept: NDArray[np.bool_]) -> None:
+def _complete_operations(metrics: Arrays, collectives_kept: Flags) -> None:
     """An operation that a step does not use took no time, where communication is known, and has no calls,
     where collectives were kept: in steps that were not timed too."""
     for name in list(metrics):
@@ -233,7 +231,7 @@ def _is_count(value: Any) -> TypeGuard[int | float]:
 
 
 def totals_of_ranks(
-    ranks: Sequence[int], metrics: Mapping[str, Floats], num_collectives: NDArray[np.int64]
+    ranks: Sequence[int], metrics: Mapping[str, Floats], num_collectives: Ints
 ) -> dict[int, dict[str, float | int | None]]:
     """Over every step read, warm-up included.
 

@@ -5,19 +5,18 @@ from collections.abc import Iterable, Mapping, MutableMapping, Sequence
 from dataclasses import replace
 
 import numpy as np
-from numpy.typing import NDArray
 
 from aorta.account.load.arrays import Arrays, derive
 from aorta.account.load.rank.calls import few_sizes, operations_of_many_sizes, shared_kind
-from aorta.account.load.rank.columns import Flags
 from aorta.account.load.rank.host import BEHIND_EXPOSED, BEHIND_WAITS
 from aorta.account.metrics import of_operation, operations
 from aorta.account.model import Arrivals, CallWaits, CollectiveKind
 from aorta.account.numbers import number
 from aorta.account.rows import ratio, row_blocks
+from aorta.timeline.arrays import Flags, Floats, Ints
 from aorta.timeline.collective import POINT_TO_POINT
 from aorta.timeline.intervals import length_within, union
-from aorta.timeline.matching import CollectiveKey, Floats, Ints, RankCalls
+from aorta.timeline.matching import CollectiveKey, RankCalls
 from aorta.timeline.types import OWN_SOURCES, Source
 from aorta.timeline.waits import NOBODY, RankView, Waits, exposed_wait_ms, match_numbered
 
@@ -121,8 +120,8 @@ def split_waits_by_step(
     host_parts: Arrays,
     start_ns: Ints,
     view: RankView,
-    collectives_kept: NDArray[np.bool_],
-    knows_waits: NDArray[np.bool_],
+    collectives_kept: Flags,
+    knows_waits: Flags,
 ) -> Floats:
     """Adds wait_ms.<op>, transfer_ms.<op>, and busbw by transfer. Returns the waits that nothing hides, NaN
     where they are not known.
@@ -251,7 +250,7 @@ def is_of_transfer(metrics: Mapping[str, Floats], op: str) -> bool:
 
 def collectives(
     of_ranks: Sequence[dict[CollectiveKey, tuple[Floats, Floats]]],
-    has_collectives: NDArray[np.bool_],
+    has_collectives: Flags,
     view: RankView | None,
 ) -> list[CollectiveKind]:
     """The kinds that any rank issued, over the steps whose collectives all ranks kept.
@@ -303,9 +302,7 @@ def _no_collectives(key: CollectiveKey, shape: tuple[int, int]) -> CollectiveKin
     )
 
 
-def _add_waits(
-    kind: CollectiveKind, row: int, column: Ints, belongs: NDArray[np.bool_], waits: Waits
-) -> None:
+def _add_waits(kind: CollectiveKind, row: int, column: Ints, belongs: Flags, waits: Waits) -> None:
     """Writes into a kind the mean wait and transfer of a rank's collectives of it, in every step.
 
     belongs: the calls of this kind. row: of the rank. column: the step of the kind's arrays that issued each

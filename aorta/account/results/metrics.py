@@ -5,14 +5,12 @@ import math
 from typing import Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
 from aorta.account.results.schema import Better, Interval, Metric
+from aorta.timeline.arrays import Floats
 from aorta.timeline.noise import NORMAL_95, inflation
 from aorta.timeline.statistics import MIN_STEPS, side
 from aorta.timeline.statistics import estimate as estimate_of
-
-Floats = NDArray[np.float64]
 
 
 def not_measured(unit: str, reason: str, better: Better = "neither") -> Metric:

@@ -16,12 +16,10 @@ import msgspec
 import numpy as np
 import torch
 import torch.distributed as dist
-from numpy.typing import NDArray
 
 from aorta.device.backend import backend_of
 from aorta.device.streams import MAIN, StreamEvent, Streams
-
-Floats = NDArray[np.float64]
+from aorta.timeline.arrays import Floats
 
 SPIN_FACTOR = 1.5
 """Spin as a multiple of the host time that submitting took last time."""

@@ -14,7 +14,6 @@ from typing import Literal
 import msgspec
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from aorta.account.results.metrics import (
     mean_metric,
@@ -27,8 +26,7 @@ from aorta.account.results.schema import Better, Interval, Metric, Point, RankRu
 from aorta.errors import AortaError
 from aorta.queues.harness.iterate import PointPlan
 from aorta.queues.workload import ITERATION, DeviceWork
-
-Floats = NDArray[np.float64]
+from aorta.timeline.arrays import Floats
 
 NO_PIECES = "the workload marks no pieces, or they were not timed"
 NEEDED = ("compute", "comm", "serial")

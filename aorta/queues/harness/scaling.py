@@ -4,13 +4,11 @@ import json
 from collections.abc import Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 
 from aorta.account.results.schema import Point, Scaling, streams_of, without_streams
+from aorta.timeline.arrays import Floats
 from aorta.timeline.noise import inflation
 from aorta.timeline.statistics import MIN_STEPS
-
-Floats = NDArray[np.float64]
 
 KNEE_SHARE = 0.95
 NUM_DRAWS = 1000

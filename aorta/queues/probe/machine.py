@@ -9,12 +9,9 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import msgspec
-import numpy as np
-from numpy.typing import NDArray
 
 from aorta.errors import AortaError
-
-Floats = NDArray[np.float64]
+from aorta.timeline.arrays import Floats
 
 MOST_STREAMS = 128
 """Kernels that a GPU holds at once; more streams would measure that limit instead of the queues."""

@@ -11,7 +11,8 @@ from typing import Literal
 import msgspec
 import numpy as np
 
-from aorta.queues.probe.machine import Floats, MakeMachine, Op, Outcome, Spin
+from aorta.queues.probe.machine import MakeMachine, Op, Outcome, Spin
+from aorta.timeline.arrays import Floats
 
 SMALL_US = 10.0
 SETTLE_US = 60.0

@@ -14,7 +14,8 @@ from typing import Literal
 
 import msgspec
 
-from aorta.queues.probe.machine import Floats, ProbeMachine, Spin
+from aorta.queues.probe.machine import ProbeMachine, Spin
+from aorta.timeline.arrays import Floats
 
 SPIN_US = 1000.0
 """Long against the dispatching of kernels, which a device does one by one: an H200 takes 20 µs for 64."""

@@ -22,16 +22,8 @@ import msgspec
 import numpy as np
 import torch
 
-from aorta.queues.probe.machine import (
-    Floats,
-    Op,
-    ProbeClock,
-    ProbeError,
-    ProbeMachine,
-    QueueRecord,
-    QueueWait,
-    Stamp,
-)
+from aorta.queues.probe.machine import Op, ProbeClock, ProbeError, ProbeMachine, QueueRecord, QueueWait, Stamp
+from aorta.timeline.arrays import Floats
 
 LENGTHS = (16, 48, 96, 160)
 """Kernels of a chain."""

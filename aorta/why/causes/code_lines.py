@@ -9,7 +9,6 @@ from typing import NamedTuple
 
 import msgspec
 import numpy as np
-from numpy.typing import NDArray
 
 from aorta.account.cause import CauseKind, CodeLine
 from aorta.account.judge.occasional import occasions
@@ -29,6 +28,7 @@ from aorta.account.load.measures import noted_program
 from aorta.account.model import Run
 from aorta.account.numbers import often, quantity
 from aorta.records.stacks import StackFrame, StackPhase
+from aorta.timeline.arrays import Flags, Ints
 from aorta.why.causes.finding import CauseFinding
 from aorta.why.causes.losses.program_code import (
     EMPTY_CACHE,
@@ -421,9 +421,7 @@ def _chosen(finding: CauseFinding, judged: Run, samples: Samples, factor: float)
     ]
 
 
-def _of_its_steps(
-    finding: CauseFinding, steps: NDArray[np.bool_], judged: Run
-) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+def _of_its_steps(finding: CauseFinding, steps: Flags, judged: Run) -> tuple[Flags, Flags]:
     """Of the steps that a finding is of, those that have it, and the others; all and none where they are
     alike. What lies behind the last collective of a step shows in the next one: it is in the longer one."""
     is_slow = steps.copy()
@@ -435,11 +433,11 @@ def _of_its_steps(
     return is_slow, steps & ~is_slow
 
 
-def _steps_of(judged: Run) -> NDArray[np.int64]:
+def _steps_of(judged: Run) -> Ints:
     return judged.global_step[judged.judged_steps]
 
 
-def _which(finding: CauseFinding, samples: Samples, in_some: bool) -> NDArray[np.bool_]:
+def _which(finding: CauseFinding, samples: Samples, in_some: bool) -> Flags:
     judged, kind, op = samples.is_judged, finding.kind, finding.facts.get("op")
     if op == "given_back":
         return judged & samples.that_call(EMPTY_CACHE)

@@ -5,11 +5,10 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from aorta.account.cause import CauseKind, CauseSource
-from aorta.account.judge.occasional import Floats as Floats
 from aorta.account.judge.occasional import Occasions
+from aorta.timeline.arrays import Flags, Floats
 
 WAIT = ("wait", "communication")
 """Cells that hold what ranks wait for each other."""
@@ -41,7 +40,7 @@ class CauseFinding:
     source: CauseSource = "records"
     occasions: Occasions | None = None
     """Where it is in some steps alone: its mean over all steps then counts."""
-    steps: NDArray[np.bool_] | None = None
+    steps: Flags | None = None
     """[judged step]: those of ms, where it is not in all; samples of these tell its line."""
     slow_steps: Occasions | None = None
     """Those of all steps, of which the loss may be a part."""
@@ -89,10 +88,10 @@ def together(findings: list[CauseFinding]) -> dict[tuple[str, ...], float]:
     return takes
 
 
-def steps_with(values: Floats) -> NDArray[np.bool_]:
+def steps_with(values: Floats) -> Flags:
     """[step]: the steps that stand for a part that takes values: all, or of a rare one those that have it."""
     is_rare = np.median(values) == 0 and bool(values.any())
-    result: NDArray[np.bool_] = values > 0 if is_rare else np.ones(values.shape, dtype=bool)
+    result: Flags = values > 0 if is_rare else np.ones(values.shape, dtype=bool)
     return result
 
 

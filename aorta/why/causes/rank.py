@@ -8,7 +8,6 @@ from pathlib import Path
 
 import msgspec
 import numpy as np
-from numpy.typing import NDArray
 
 from aorta.account.cause import (
     MENDED_ERROR,
@@ -32,6 +31,7 @@ from aorta.account.judge.stacks import in_modules, is_a_wait, sampled_ms, sample
 from aorta.account.model import Causes, Dataset, Run, WhatIfs, once_of_run
 from aorta.account.numbers import counted, quantity
 from aorta.account.rows import positive
+from aorta.timeline.arrays import Flags, Floats, Ints
 from aorta.timeline.statistics import MIN_STEPS, estimate, side
 from aorta.timeline.types import TRACE_SOURCES
 from aorta.why.causes.arguments import told_by_argument
@@ -46,7 +46,7 @@ from aorta.why.causes.code_lines import (
     waits_text,
 )
 from aorta.why.causes.contradictions import Exposures, without_contradictions
-from aorta.why.causes.finding import WAIT, CauseFinding, Floats
+from aorta.why.causes.finding import WAIT, CauseFinding
 from aorta.why.causes.losses.of_a_step import CALLS_THE_MODEL, RARE, SEEN, findings
 from aorta.why.causes.losses.outside import outside_cause
 from aorta.why.causes.losses.program_code import calls_of_spans
@@ -545,7 +545,7 @@ def _is_in(one: Named, other: Named, judged: Run | None) -> bool:
 
 def _of_others(
     finding: CauseFinding,
-    chosen: NDArray[np.bool_],
+    chosen: Flags,
     rule: CauseRule,
     judged: Run,
     account: Account,
@@ -578,9 +578,7 @@ def _of_others(
         )
 
 
-def _of_its_row(
-    cause: Cause, named: list[Named], account: Account, chosen: NDArray[np.bool_]
-) -> dict[str, float]:
+def _of_its_row(cause: Cause, named: list[Named], account: Account, chosen: Flags) -> dict[str, float]:
     """What cells hold of a cause of these judged steps: what its row has left, as recorded steps show the
     same, then what unrecorded ones are longer by. A cause of all steps has the whole row in it, also what
     other causes took of that."""
@@ -723,7 +721,7 @@ class Worth:
         )
 
 
-def worth(finding: CauseFinding, global_step: NDArray[np.int64]) -> Worth:
+def worth(finding: CauseFinding, global_step: Ints) -> Worth:
     """global_step: of each of the finding's steps."""
     values = finding.ms
     finite = values[np.isfinite(values)]

@@ -6,14 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 
-import numpy as np
-from numpy.typing import NDArray
-
+from aorta.timeline.arrays import Ints
 from aorta.timeline.types import STEP_ANNOTATION
 from aorta.traces.classify import COPY, kernel_class
 from aorta.traces.host_spans import SYNCHRONISES
 
-Ints = NDArray[np.int64]
 RECORD_NAME = re.compile(r"^(cuda|cu|hip)EventRecord")
 WAIT_NAME = re.compile(r"^(cuda|cu|hip)StreamWaitEvent")
 PLAIN = ("nccl:", "ProfilerStep#", STEP_ANNOTATION)

@@ -6,9 +6,9 @@ from collections import defaultdict
 from collections.abc import Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 
 from aorta.errors import TraceError
+from aorta.timeline.arrays import Ints
 from aorta.timeline.collective import POINT_TO_POINT
 from aorta.timeline.matching import RankCalls
 from aorta.timeline.waits import RankView
@@ -207,7 +207,7 @@ class _Builder:
             self.arcs.add(2 * node, 2 * node + 1, 0.0, ArcKind.CALL)
             rank.host_steps.append((mark, node))
 
-    def _steps_at(self, marks: Sequence[StepAnnotation], time_ns: NDArray[np.int64]) -> list[int]:
+    def _steps_at(self, marks: Sequence[StepAnnotation], time_ns: Ints) -> list[int]:
         """The place of the step around each time, -1 where there is none or not all ranks mark it."""
         if not marks:
             return [-1] * len(time_ns)

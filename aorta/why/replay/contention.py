@@ -13,13 +13,11 @@ from statistics import median
 from weakref import WeakKeyDictionary
 
 import numpy as np
-from numpy.typing import NDArray
 
+from aorta.timeline.arrays import Floats, Ints
 from aorta.why.replay.activity import work_class
 from aorta.why.replay.graph import ArcKind, NodeKind, TraceGraph
 
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
 ALONE = 0.02
 """Share of a kernel beside a collective below which it ran alone,"""
 BESIDE = 0.5

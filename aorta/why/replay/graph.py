@@ -12,9 +12,8 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 
 import numpy as np
-from numpy.typing import NDArray
 
-Ints = NDArray[np.int64]
+from aorta.timeline.arrays import Flags, Ints
 
 
 class NodeKind(IntEnum):
@@ -201,7 +200,7 @@ class TraceGraph:
     """Host events that the profiler recorded in a step, of the rank with most."""
     host_arcs: dict[int, int] = field(default_factory=dict)
     """Points of the host's lines, and the arc from the point before."""
-    host_chains: dict[tuple[int, int], tuple[Ints, NDArray[np.bool_]] | None] = field(default_factory=dict)
+    host_chains: dict[tuple[int, int], tuple[Ints, Flags] | None] = field(default_factory=dict)
     """Cache of the host's line of a step, by first and last point of its StepEnd: its arcs, and which of
     them are calls."""
     times_ns: list[float] | None = None

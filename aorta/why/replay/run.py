@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from heapq import heappop, heappush
 
 import numpy as np
-from numpy.typing import NDArray
 
 from aorta.errors import ReplayError
+from aorta.timeline.arrays import Flags, Ints
 from aorta.why.replay.changes.change import Change
 from aorta.why.replay.contention import Contention
 from aorta.why.replay.draft import NEVER, Draft
@@ -310,7 +310,7 @@ def host_floor_ms(step: StepGraph, draft: Draft) -> float:
     return floor
 
 
-def _host_chain(draft: Draft, end: StepEnd) -> "tuple[NDArray[np.int64], NDArray[np.bool_]] | None":
+def _host_chain(draft: Draft, end: StepEnd) -> "tuple[Ints, Flags] | None":
     """Arcs of the host's line from the step's beginning to its end, and which of them are calls; None where
     the line is broken. Changes edit lengths alone, so it is followed once."""
     graph = draft.graph

@@ -17,9 +17,10 @@ from numpy.typing import NDArray
 from aorta.errors import RecordError
 from aorta.records.reader import OP_OF_STREAM
 from aorta.records.table import NULL, StepTable, Texts
+from aorta.timeline.arrays import Flags, Floats, Ints
 from aorta.timeline.collective import GroupKey, busbw_factor
 from aorta.timeline.intervals import of_run_lengths
-from aorta.timeline.matching import UNKNOWN_END, UNKNOWN_SIZE, CollectiveKey, Floats, Ints, RankCalls
+from aorta.timeline.matching import UNKNOWN_END, UNKNOWN_SIZE, CollectiveKey, RankCalls
 from aorta.timeline.types import COPY, Source
 
 MAX_CALLS = 4_000_000
@@ -174,7 +175,7 @@ class _Impossible(Exception):
         self.row, self.problem = row, problem
 
 
-def _refuse(row: Ints, is_wrong: NDArray[np.bool_], describe: Callable[[int], str]) -> None:
+def _refuse(row: Ints, is_wrong: Flags, describe: Callable[[int], str]) -> None:
     if is_wrong.any():
         first = int(np.argmax(is_wrong))
         raise _Impossible(int(row[first]), describe(first))

@@ -8,11 +8,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from aorta.timeline.arrays import Flags, Floats, Ints
 from aorta.timeline.matching import CollectiveKey, RankCalls
 from aorta.timeline.types import Source
 
-Floats = NDArray[np.float64]
-Flags = NDArray[np.bool_]
 IMPOSSIBLE = "impossible, and left out"
 """Why steps are missing; a note has named the first."""
 OF_RUN = ("start_unix_ns", "num_collectives", "host_bound")
@@ -23,11 +22,11 @@ OF_RUN = ("start_unix_ns", "num_collectives", "host_bound")
 class RankSteps:
     """The steps that one rank did, by one source, in order."""
 
-    global_step: NDArray[np.int64]
-    attempt: NDArray[np.int64]
+    global_step: Ints
+    attempt: Ints
     """Which of the times that the step was done counts: the last one."""
-    rollbacks: NDArray[np.int64]
-    world_size: NDArray[np.int64]
+    rollbacks: Ints
+    world_size: Ints
     repeated: dict[int, list[tuple[int, int]]]
     """Global steps that were done before: attempt and rollbacks of those times."""
     gaps: list[tuple[int, str]]

@@ -5,13 +5,12 @@ kind. What lies behind the body of a step delays the next one and has columns of
 """
 
 import numpy as np
-from numpy.typing import NDArray
 
-from aorta.account.load.rank.columns import Floats
 from aorta.account.metrics import CORES
 from aorta.account.rows import ratio
 from aorta.records.schema import HOST_KINDS, HostKind
 from aorta.records.table import HostSpans, StepTable
+from aorta.timeline.arrays import Flags, Floats, Ints
 from aorta.timeline.row_intervals import (
     NONE,
     RowIntervals,
@@ -162,16 +161,14 @@ def reason_name(name: str) -> str:
     return f"{PREFIX}{name[len(REASON) :]}" if name.startswith(REASON) else name.rpartition(".")[2]
 
 
-def _plain_rows(spans: HostSpans, rows: NDArray[np.bool_]) -> NDArray[np.bool_]:
+def _plain_rows(spans: HostSpans, rows: Flags) -> Flags:
     """Those of the rows in which each span is over before the next one starts."""
     plain = rows.copy()
     plain[spans.row[spans.meets]] = False
     return plain
 
 
-def _plain_sums(
-    spans: HostSpans, plain: NDArray[np.bool_], body_ms: Floats, window_ms: Floats
-) -> tuple[Floats, Floats]:
+def _plain_sums(spans: HostSpans, plain: Flags, body_ms: Floats, window_ms: Floats) -> tuple[Floats, Floats]:
     """[row, kind]: ms in the body of plain rows, and behind it; intervals need no arithmetic there."""
     chosen = plain[spans.row] & (spans.kind >= 0)
     row, shape = spans.row[chosen], (len(plain), len(HOST_KINDS))
@@ -186,7 +183,7 @@ def _plain_sums(
     return sums(np.zeros(len(row)), body_ms), sums(body_ms, window_ms)
 
 
-def _windows(is_noted: NDArray[np.bool_], window_ms: Floats) -> tuple[Floats, Floats]:
+def _windows(is_noted: Flags, window_ms: Floats) -> tuple[Floats, Floats]:
     """Starts and ends of the windows of noted lines."""
     ends = window_ms[is_noted]
     return np.zeros(len(ends)), ends
@@ -232,7 +229,7 @@ def _behind_waits(left: RowIntervals, waits: RowIntervals, num_rows: int) -> Flo
     return used_ms
 
 
-def _loops_of_waits(spans: HostSpans, is_noted: NDArray[np.bool_]) -> RowIntervals:
+def _loops_of_waits(spans: HostSpans, is_noted: Flags) -> RowIntervals:
     """From the first to the last of LOOP or more waits with no other span between: the host reads values one
     by one and cannot come ahead between them, so that the device idles for these waits alone."""
     is_wait = (spans.kind == HOST_KINDS.index("synchronisation")) & is_noted[spans.row]
@@ -247,7 +244,7 @@ def _loops_of_waits(spans: HostSpans, is_noted: NDArray[np.bool_]) -> RowInterva
     return union(RowIntervals(spans.row[first], spans.start_ms[first], spans.end_ms[last]))
 
 
-def carry_waits(metrics: dict[str, Floats], global_step: NDArray[np.int64]) -> None:
+def carry_waits(metrics: dict[str, Floats], global_step: Ints) -> None:
     """Let the next step's idle time use up what a step's own leaves of its waits: the host is ahead across
     steps. Rows are in order of steps."""
     behind, other = (metrics.get(f"{IDLE}{name}") for name in ("synchronisation", OTHER))
@@ -260,12 +257,12 @@ def carry_waits(metrics: dict[str, Floats], global_step: NDArray[np.int64]) -> N
     other[1:] -= more
 
 
-def _of_kind(spans: HostSpans, kind: HostKind, is_noted: NDArray[np.bool_]) -> RowIntervals:
+def _of_kind(spans: HostSpans, kind: HostKind, is_noted: Flags) -> RowIntervals:
     chosen = (spans.kind == HOST_KINDS.index(kind)) & is_noted[spans.row]
     return RowIntervals(spans.row[chosen], spans.start_ms[chosen], spans.end_ms[chosen])
 
 
-def _of_each_row(of: np.ufunc, row: NDArray[np.int64], values: Floats, num: int) -> Floats:
+def _of_each_row(of: np.ufunc, row: Ints, values: Floats, num: int) -> Floats:
     """[row]: the largest or least of its values, NaN where it has none. Rows are in order."""
     result = np.full(num, np.nan)
     first = np.flatnonzero(np.append(True, row[1:] != row[:-1]))
@@ -273,9 +270,7 @@ def _of_each_row(of: np.ufunc, row: NDArray[np.int64], values: Floats, num: int)
     return result
 
 
-def _segments(
-    block: StepTable, is_noted: NDArray[np.bool_]
-) -> tuple[RowIntervals, RowIntervals, NDArray[np.bool_]]:
+def _segments(block: StepTable, is_noted: Flags) -> tuple[RowIntervals, RowIntervals, Flags]:
     """Exposed communication, whatever is active, and which lines kept their segments."""
     segments = block.segments()
     is_busy = np.array([bool(active) for active in segments.sets], dtype=bool)

@@ -4,14 +4,14 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 
 from aorta.account.load.rank.calls import ROUNDING_MS, impossible_record
-from aorta.account.load.rank.columns import IMPOSSIBLE, OF_RUN, Floats, RankSteps
+from aorta.account.load.rank.columns import IMPOSSIBLE, OF_RUN, RankSteps
 from aorta.account.load.rank.kernels import GRAPH_NODES, NAME_COUNT
 from aorta.account.metrics import MEASURED, OVERLAP_METRICS, metric_key, of_operation, operations
 from aorta.errors import RecordError
 from aorta.records.table import LineTable, do_integers_fit
+from aorta.timeline.arrays import Flags, Floats
 from aorta.timeline.types import Source
 
 MOST_MS = 2.0**53
@@ -58,14 +58,14 @@ def without_contradictions(
 ROUNDING = 1e-6
 """The part of a time by which sums of its parts may be off, beside ROUNDING_MS."""
 NO_TIMES = frozenset(("count", "bytes", "busbw_gb_s", "kernel_count", NAME_COUNT, GRAPH_NODES, *OF_RUN))
-Contradiction = tuple[NDArray[np.bool_], Callable[[int], str]]
+Contradiction = tuple[Flags, Callable[[int], str]]
 """Which rows, and what is wrong with one."""
 
 
 def contradictions(metrics: dict[str, Floats]) -> Iterator[Contradiction]:
     """Numbers that no run writes are refused: they would make every statistic of the run nonsense."""
 
-    def contradiction(name: str, wrong: NDArray[np.bool_], problem: str) -> Contradiction:
+    def contradiction(name: str, wrong: Flags, problem: str) -> Contradiction:
         return wrong, lambda row: f"{name} of {metrics[name][row]:g} {problem}"
 
     times = [name for name in metrics if metric_key(name).name not in NO_TIMES]
@@ -101,7 +101,7 @@ def _broken_sums(metrics: dict[str, Floats]) -> Iterator[Contradiction]:
     yield is_more, lambda row: f"compute_ms of {metrics['compute_ms'][row]:g} is more than step_ms"
 
 
-def _is_more(larger: Floats, smaller: Floats) -> NDArray[np.bool_]:
+def _is_more(larger: Floats, smaller: Floats) -> Flags:
     """Returns True where larger exceeds smaller by more than rounding; False where one is NaN."""
-    is_more: NDArray[np.bool_] = larger - smaller > ROUNDING_MS + ROUNDING * np.maximum(larger, smaller)
+    is_more: Flags = larger - smaller > ROUNDING_MS + ROUNDING * np.maximum(larger, smaller)
     return is_more

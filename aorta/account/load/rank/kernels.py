@@ -6,13 +6,13 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
-from numpy.typing import NDArray
 
 from aorta.account.metrics import of_operation, operations
 from aorta.account.model import Comparison, Dataset, MetricComparison, NamedSpan
 from aorta.account.numbers import number, percent, quantity
 from aorta.records.schema import KERNEL_CLASSES, StepRecord
 from aorta.records.table import StepTable, TopKernels
+from aorta.timeline.arrays import Floats, Ints
 from aorta.traces.classify import COMM_RULES, classifier
 
 TIME, COUNT = "kernel_ms", "kernel_count"
@@ -33,8 +33,6 @@ _TOLD = r"\b(\w*[Ff]unctor\w*|direct_copy_kernel\w*|cutlass_\w+)\b"
 IN_FP64 = re.compile(r"[Ff]unctor\w*<double\b|kernel\w*<double\b|_forward<double\b|_backward<double\b")
 """Types that a kernel computes in; others have arguments of this type too."""
 _SHORT = re.compile(rf"\w+ \(({_TOLD}|double)\)")
-
-Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +95,7 @@ class NamedKernels:
     """Collects what the lines of one rank say of kernels by name."""
 
     def __init__(self) -> None:
-        self._lines: list[NDArray[np.int64]] = []
+        self._lines: list[Ints] = []
         """Rows that have kernels."""
         self._kernels: list[TopKernels] = []
 

@@ -10,12 +10,11 @@ from typing import Any, NamedTuple, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from aorta.account.load.rank.columns import Floats
 from aorta.records.schema import HOST_KINDS, HostKind, StepPhase
 from aorta.records.table import StepTable
+from aorta.timeline.arrays import Flags, Floats, Ints
 from aorta.timeline.row_intervals import NONE, RowIntervals, concat, subtract, union
 
-Ints = NDArray[np.int64]
 PREFIX, BYTES = "host.phase.", "host.bytes."
 WITH_BYTES: tuple[StepPhase, ...] = ("forward", "backward", "optimizer")
 PHASES: tuple[StepPhase, ...] = get_args(StepPhase)
@@ -85,7 +84,7 @@ class _Parts(NamedTuple):
         return _Parts(self.row[which], self.start[which], self.end[which], self.phase[which])
 
 
-def _sums(parts: _Parts, is_told: NDArray[np.bool_], window_ms: tuple[Floats, Floats]) -> dict[str, Floats]:
+def _sums(parts: _Parts, is_told: Flags, window_ms: tuple[Floats, Floats]) -> dict[str, Floats]:
     """Of the parts, and of the gaps between them: what a gap is, its neighbours tell."""
     num = len(is_told)
     is_first = np.append(True, parts.row[1:] != parts.row[:-1])

@@ -16,7 +16,7 @@ from aorta.account.load.rank.calls import (
     totals_by_kind,
     totals_by_op,
 )
-from aorta.account.load.rank.columns import OF_RUN, Floats, RankFile, RankSteps, packed, unpacked
+from aorta.account.load.rank.columns import OF_RUN, RankFile, RankSteps, packed, unpacked
 from aorta.account.load.rank.host import carry_waits, host_metrics, reason_name
 from aorta.account.load.rank.impossible import faults, without_contradictions
 from aorta.account.load.rank.kernels import NamedKernels, kernel_metrics
@@ -30,6 +30,7 @@ from aorta.records.reader import kernel_names_beside, read_steps
 from aorta.records.schema import StepRecord
 from aorta.records.table import LineKey, LineTable, StepTable
 from aorta.steps.unwritten import unwritten_after
+from aorta.timeline.arrays import Floats, Ints
 from aorta.timeline.types import Source
 
 BLOCK_RECORDS = 512
@@ -150,7 +151,7 @@ class StepsBuilder:
     def __init__(self, path: Path, source: Source, kernels: NamedKernels) -> None:
         self._path, self._source = path, source
         self._num_rows = 0
-        self._keys: list[NDArray[np.int64]] = []
+        self._keys: list[Ints] = []
         """[of KEYS, row] of every block."""
         self._parts: list[tuple[NDArray[Any], ...]] = []
         """As _always gives them, of every block."""
@@ -179,8 +180,8 @@ class StepsBuilder:
         self._calls.add(self._path, first_row, block)
 
     def _last_rows(
-        self, steps: NDArray[np.int64], attempt: NDArray[np.int64], rollbacks: NDArray[np.int64]
-    ) -> tuple[NDArray[np.int64], dict[int, list[tuple[int, int]]]]:
+        self, steps: Ints, attempt: Ints, rollbacks: Ints
+    ) -> tuple[Ints, dict[int, list[tuple[int, int]]]]:
         """The row of each step, in order of steps, and attempt and rollbacks of the earlier times that it was
         done: by an earlier attempt or before a rollback. RecordError where it is there twice."""
         order = np.argsort(steps, kind="stable")

@@ -9,9 +9,9 @@ from collections.abc import Mapping
 import numpy as np
 from numpy.typing import NDArray
 
-from aorta.account.load.rank.columns import Floats
 from aorta.account.metrics import TELEMETRY, THROTTLED, of_operation
 from aorta.records.table import NULL, StepTable
+from aorta.timeline.arrays import Floats
 
 OF_MEMORY = {
     "peak_allocated_bytes": "peak_memory_bytes",

@@ -28,8 +28,9 @@ from aorta.account.numbers import counted, number, percent
 from aorta.account.rows import positive
 from aorta.records.schema import LineOfWork, OperatorLoop, WorkOfStep
 from aorta.records.stacks import StackFrame
+from aorta.timeline.arrays import Floats
 from aorta.traces.classify import COMM_RULES, classifier, kernel_class
-from aorta.why.causes.finding import OF_SAMPLES, WAIT, CauseFinding, Floats
+from aorta.why.causes.finding import OF_SAMPLES, WAIT, CauseFinding
 from aorta.why.causes.losses.host_needs import MOSTLY_IDLE
 from aorta.why.causes.losses.parts import (
     BUSY_CPU_BYTES_PER_S,

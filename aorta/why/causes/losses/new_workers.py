@@ -10,14 +10,14 @@ most is known.
 from dataclasses import replace
 
 import numpy as np
-from numpy.typing import NDArray
 
 from aorta.account.judge.occasional import occasions
 from aorta.account.model import Run
 from aorta.account.rows import positive
 from aorta.records.stacks import StackFrame
+from aorta.timeline.arrays import Flags, Floats, Ints
 from aorta.why.causes.code_lines import line_of
-from aorta.why.causes.finding import ANY_CELL, WAIT, CauseFinding, Floats, steps_with
+from aorta.why.causes.finding import ANY_CELL, WAIT, CauseFinding, steps_with
 from aorta.why.causes.losses.parts import Parts
 from aorta.why.causes.program import program_of
 
@@ -100,7 +100,7 @@ def with_new_workers(judged: Run, parts: Parts, losses: list[CauseFinding]) -> l
     return [anew, *([data] if rest.any() else []), *kept]
 
 
-def _first_waits_ms(judged: Run, first: NDArray[np.int64], steps: NDArray[np.int64]) -> Floats:
+def _first_waits_ms(judged: Run, first: Ints, steps: Ints) -> Floats:
     """[step]: how long new workers' first batch was waited for, by the last request for one in the first step
     of an epoch, if other calls of a loader stand before it than one for each step."""
     spans: dict[int, list[float]] = {}
@@ -114,7 +114,7 @@ def _first_waits_ms(judged: Run, first: NDArray[np.int64], steps: NDArray[np.int
     return np.array([waits.get(step, 0.0) for step in steps.tolist()])
 
 
-def _is_of(finding: CauseFinding, steps: NDArray[np.bool_]) -> bool:
+def _is_of(finding: CauseFinding, steps: Flags) -> bool:
     """Whether it is of slow steps that are these."""
     if finding.facts.get("op") != "slow_steps" or finding.kind != "pause" or finding.occasions is None:
         return False

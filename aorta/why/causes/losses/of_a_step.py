@@ -10,7 +10,6 @@ from collections import Counter
 from collections.abc import Iterator
 
 import numpy as np
-from numpy.typing import NDArray
 
 from aorta.account.cause import CauseKind
 from aorta.account.judge.cells import LARGE_SHARE, Account
@@ -23,13 +22,13 @@ from aorta.account.model import Run
 from aorta.account.numbers import counted, quantity
 from aorta.account.rows import positive
 from aorta.records.stacks import StackFrame
+from aorta.timeline.arrays import Flags, Floats, Ints
 from aorta.why.causes.code_lines import line_of, tell_holder
 from aorta.why.causes.finding import (
     ANY_CELL,
     OF_SAMPLES,
     WAIT,
     CauseFinding,
-    Floats,
     of_the_least,
     steps_with,
     together,
@@ -251,7 +250,7 @@ def _leave_to_trials(
 
 def _own_slow_steps(
     judged: Run, account: Account, of_slow_steps: list[CauseFinding], rare: Occasions | None
-) -> tuple[Occasions, NDArray[np.int64]] | None:
+) -> tuple[Occasions, Ints] | None:
     """A few slow steps that hold more than calls of the model, and of which steps: what the program does in
     these alone is known by their lengths, which tell it better than samples."""
     whole = judged.whole or judged
@@ -434,12 +433,12 @@ def _handed_over(judged: Run, part_ms: float) -> tuple[dict[str, object], float]
     return ({"origin": "pieces", "handed_ms": part * part_ms}, part) if part >= MOST_IN_PIECES else ({}, 1.0)
 
 
-def _in_functions(one: Samples, names: re.Pattern[str]) -> NDArray[np.bool_]:
+def _in_functions(one: Samples, names: re.Pattern[str]) -> Flags:
     """Whether a sample's innermost frame is such a function of Python's or torch's."""
     return one.leaf_in("python", "torch") & one.leaf_is(lambda leaf: bool(names.match(leaf.function)))
 
 
-def _quiet_calls(judged: Run, steps: NDArray[np.bool_]) -> tuple[dict[str, object], float]:
+def _quiet_calls(judged: Run, steps: Flags) -> tuple[dict[str, object], float]:
     """What is said of a step that, between eval() and train(), calls the model for what it trains on; and the
     part that goes at most. With a cache each call has one position, and the first one all it is given.
 
@@ -510,9 +509,7 @@ def _with_common(losses: list[CauseFinding], common: list[CauseFinding]) -> list
     return [*losses, *merged]
 
 
-def _whole_steps(
-    losses: list[CauseFinding], step_ms: Floats, global_step: NDArray[np.int64]
-) -> list[CauseFinding]:
+def _whole_steps(losses: list[CauseFinding], step_ms: Floats, global_step: Ints) -> list[CauseFinding]:
     """Where a loss that the program was seen to make is most of what some steps take longer than the others,
     all of that is its: memory touched anew, ranks that wait for each other, code around the span. So is the
     finding of slow steps, where it is of the same ones."""
@@ -543,7 +540,7 @@ def _whole_steps(
     return kept
 
 
-def _slow_steps_of(finding: CauseFinding, global_step: NDArray[np.int64]) -> Occasions | None:
+def _slow_steps_of(finding: CauseFinding, global_step: Ints) -> Occasions | None:
     """The steps that have the loss, where it is in a few that come with a period or stand apart."""
     if not np.median(np.nan_to_num(finding.ms)) < RARE * finding.mean_ms:
         return None
@@ -769,7 +766,7 @@ def _one_of_a_line(judged: Run, losses: list[CauseFinding]) -> list[CauseFinding
     return [finding for finding in losses if finding is not other]
 
 
-def _leave_to(steps: NDArray[np.bool_], losses: list[CauseFinding]) -> None:
+def _leave_to(steps: Flags, losses: list[CauseFinding]) -> None:
     """In steps that are longer for a reason of their own, the other findings have what they usually have."""
     if (~steps).sum() < MIN_OTHER_STEPS:
         return

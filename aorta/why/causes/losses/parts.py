@@ -7,7 +7,6 @@ and counts there; an optimizer counts for what it takes beyond its memory traffi
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from aorta.account.judge.cells import EXPOSED_CELLS, HOST_PARTS, Account, Exposed, Host
 from aorta.account.judge.stacks import FEWEST, MOST_RANKS, Samples, samples_of, samples_of_ranks
@@ -19,7 +18,7 @@ from aorta.account.model import Run
 from aorta.account.rows import positive
 from aorta.hardware.names import hardware_name_of
 from aorta.hardware.part import Hardware, load_hardware
-from aorta.why.causes.finding import Floats
+from aorta.timeline.arrays import Flags, Floats
 from aorta.why.causes.program import program_of
 
 WORK = ("compute", "hidden")
@@ -263,9 +262,9 @@ def _locked_out(judged: Run) -> Floats:
     return ms
 
 
-def _sleeps_in_torch(samples: Samples) -> NDArray[np.bool_]:
+def _sleeps_in_torch(samples: Samples) -> Flags:
     within = samples.in_phase("forward", "backward", "optimizer") & samples.leaf_in("torch")
-    result: NDArray[np.bool_] = samples.is_judged & samples.that("sleeps") & within
+    result: Flags = samples.is_judged & samples.that("sleeps") & within
     return result
 
 
@@ -303,7 +302,7 @@ def _clocks(run: Run, compute: Floats) -> tuple[Floats, float | None, Floats]:
     return clock, usual, np.where(usual_limit & ~severe, loss * beyond, loss)
 
 
-def _as_slow(compute: Floats, is_held_down: NDArray[np.bool_], ratio: Floats) -> Floats:
+def _as_slow(compute: Floats, is_held_down: Flags, ratio: Floats) -> Floats:
     """[rank, 1]: of what a low clock would cost in proportion, the part by which the rank computes longer in
     such steps than in its others, or else than the other ranks at their usual clock: a sample may be of
     another moment, and work that waits for memory is no slower. 1 where nothing can be compared with."""

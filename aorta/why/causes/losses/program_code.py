@@ -17,7 +17,6 @@ from typing import Any
 
 import msgspec
 import numpy as np
-from numpy.typing import NDArray
 
 from aorta.account.cause import CauseKind, CodeLine
 from aorta.account.judge.alike import parameter_bytes
@@ -46,7 +45,8 @@ from aorta.account.numbers import quantity
 from aorta.account.rows import of_the_others
 from aorta.records.schema import NO_CALL, NO_OPTIMIZER, HostKind
 from aorta.records.stacks import Function, StackFrame
-from aorta.why.causes.finding import WAIT, CauseFinding, Floats
+from aorta.timeline.arrays import Flags, Floats, Ints
+from aorta.why.causes.finding import WAIT, CauseFinding
 from aorta.why.causes.losses.host_needs import MOSTLY_IDLE
 from aorta.why.causes.losses.needless import CONVOLUTION
 from aorta.why.causes.losses.seen import Line, Seen, line_of
@@ -153,7 +153,7 @@ deep stacks each operator is called."""
 
 
 def program_code(
-    judged: Run, account: Account, slow: tuple[Occasions, NDArray[np.int64]] | None = None
+    judged: Run, account: Account, slow: tuple[Occasions, Ints] | None = None
 ) -> Iterator[CauseFinding]:
     """slow: steps of which what comes in them alone has its own cause, and the steps that it is known of."""
     ranks, whole = judged.ranks[:MOST_RANKS], judged.whole or judged
@@ -589,7 +589,7 @@ def _may_be_torchs(frame: StackFrame) -> bool:
 
 
 def lines_of_spans(
-    run: Run, kind: HostKind, rank: int | None = None, chosen: NDArray[np.int64] | None = None
+    run: Run, kind: HostKind, rank: int | None = None, chosen: Ints | None = None
 ) -> dict[Line, tuple[float, float]]:
     """By line of the program, how often a step spans of this kind were noted there, and of how many ms;
     ('', 0) of those with which no line was noted. Arguments: as of calls_of_spans."""
@@ -601,7 +601,7 @@ def lines_of_spans(
 
 
 def calls_of_spans(
-    run: Run, kind: HostKind, rank: int | None = None, chosen: NDArray[np.int64] | None = None
+    run: Run, kind: HostKind, rank: int | None = None, chosen: Ints | None = None
 ) -> dict[tuple[Line, str], tuple[float, float]]:
     """The same by the function that was called there. Of the first steps of one rank; chosen: of these
     steps."""
@@ -697,11 +697,11 @@ def own_of_rank(judged: Run, account: Account) -> CauseFinding | None:
     return CauseFinding("late_rank", ms, takes, facts, rank=judged.ranks[worst], num_samples=num)
 
 
-def _waits(one: Samples) -> NDArray[np.bool_]:
+def _waits(one: Samples) -> Flags:
     return one.in_phase("communication") | (one.that("sleeps") & one.leaf_in("torch"))
 
 
-def _is_of_all(one: Samples) -> NDArray[np.bool_]:
+def _is_of_all(one: Samples) -> Flags:
     """What has causes of its own, and backward passes and updates, which all ranks make: one that takes
     longer in them has more work, or a slower core. Not what the program does within these."""
     in_library = one.leaf_is(lambda frame: not frame.is_program)
@@ -919,6 +919,6 @@ def _group_of(
     return line, (*called[0].function_id, 0) if called else line
 
 
-def _are_most_in(steps: NDArray[np.bool_], samples: Samples, rows: list[int]) -> bool:
+def _are_most_in(steps: Flags, samples: Samples, rows: list[int]) -> bool:
     ms = samples.ms[rows]
     return float(ms[steps[samples.column[rows]]].sum()) >= MOST_IN_SLOW * float(ms.sum())

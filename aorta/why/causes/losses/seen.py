@@ -7,13 +7,12 @@ from collections.abc import Callable, Hashable, Iterable
 from typing import TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
 
 from aorta.account.judge.cells import Account
 from aorta.account.judge.stacks import Samples, WeightedStack, innermost
 from aorta.account.model import Run
 from aorta.records.stacks import StackFrame
-from aorta.why.causes.finding import Floats
+from aorta.timeline.arrays import Flags, Floats
 
 Line = tuple[str, int]
 """Name of a file, and a line of it."""
@@ -33,7 +32,7 @@ class Seen:
         """By rank, its samples and the rows of those that are meant."""
 
     @classmethod
-    def where(cls, samples: list[Samples], which: Callable[[Samples], NDArray[np.bool_]]) -> "Seen":
+    def where(cls, samples: list[Samples], which: Callable[[Samples], Flags]) -> "Seen":
         """Those of judged steps that a mask takes."""
         return cls(samples, (np.flatnonzero(one.is_judged & which(one)).tolist() for one in samples))
 

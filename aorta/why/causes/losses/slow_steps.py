@@ -5,7 +5,6 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 import numpy as np
-from numpy.typing import NDArray
 
 from aorta.account.cause import CauseKind
 from aorta.account.judge.cells import Host
@@ -18,7 +17,8 @@ from aorta.account.metrics import WORK
 from aorta.account.model import Run
 from aorta.account.rows import positive
 from aorta.records.schema import UNLIKE
-from aorta.why.causes.finding import ANY_CELL, WAIT, CauseFinding, Floats
+from aorta.timeline.arrays import Flags, Floats, Ints
+from aorta.why.causes.finding import ANY_CELL, WAIT, CauseFinding
 from aorta.why.causes.losses.parts import Parts
 
 MOST_OF_ALL = 0.8
@@ -70,7 +70,7 @@ def slow_steps(judged: Run, parts: Parts, known: Occasions | None) -> Iterator[C
     )
 
 
-def slow_of_all_steps(judged: Run, of_account: NDArray[np.int64]) -> CauseFinding | None:
+def slow_of_all_steps(judged: Run, of_account: Ints) -> CauseFinding | None:
     """Slow steps by the lengths of all, where those of the account, which were recorded, have too few of it.
     What they are slow for, samples of the stacks tell, and the finding is nothing without."""
     step_ms = positive(judged.values("step_ms")).mean(axis=0)
@@ -104,15 +104,15 @@ def slow_of_all_steps(judged: Run, of_account: NDArray[np.int64]) -> CauseFindin
     )
 
 
-def _is_saving(samples: Samples) -> NDArray[np.bool_]:
+def _is_saving(samples: Samples) -> Flags:
     return samples.in_phase("checkpoint")
 
 
-def _is_own(samples: Samples) -> NDArray[np.bool_]:
+def _is_own(samples: Samples) -> Flags:
     return ~samples.in_phase("checkpoint", "communication", "backward")
 
 
-def _more_ms(samples: Samples, is_slow: NDArray[np.bool_], which: NDArray[np.bool_]) -> float:
+def _more_ms(samples: Samples, is_slow: Flags, which: Flags) -> float:
     """What a slow step has more of than a usual one."""
     chosen = samples.is_judged & which
     in_slow = is_slow[samples.column[chosen]]
@@ -120,7 +120,7 @@ def _more_ms(samples: Samples, is_slow: NDArray[np.bool_], which: NDArray[np.boo
     return float(ms[in_slow].sum() / is_slow.sum() - ms[~in_slow].sum() / (~is_slow).sum())
 
 
-def _saves(judged: Run) -> NDArray[np.bool_] | None:
+def _saves(judged: Run) -> Flags | None:
     """[step]: some rank saves a checkpoint in it; None where that is not known."""
     host = Host(judged, judged.judged_steps)
     saving = host.span("checkpoint") + host.tail("checkpoint")
@@ -145,7 +145,7 @@ def _of_saving(parts: Parts, slow: Occasions) -> CauseFinding:
     )
 
 
-def _behind_update(judged: Run, is_slow: NDArray[np.bool_]) -> tuple[float, float] | None:
+def _behind_update(judged: Run, is_slow: Flags) -> tuple[float, float] | None:
     """ms behind the optimizer's update in slow steps and in the others; None where some step lacks it."""
     values = judged.host_parts.get(BEHIND_UPDATE)
     if values is None:
@@ -156,7 +156,7 @@ def _behind_update(judged: Run, is_slow: NDArray[np.bool_]) -> tuple[float, floa
     return float(behind[is_slow].mean()), float(np.median(behind[~is_slow]))
 
 
-def _has_more_to_do(judged: Run, optimizer_ms: Floats, is_slow: NDArray[np.bool_]) -> bool:
+def _has_more_to_do(judged: Run, optimizer_ms: Floats, is_slow: Flags) -> bool:
     """More tokens, or the end of an accumulated batch. optimizer_ms: [rank, step]."""
     if WORK in judged.metrics:
         with warnings.catch_warnings():

@@ -10,7 +10,8 @@ from aorta.account.metrics import THROTTLED
 from aorta.account.model import Run
 from aorta.account.numbers import percent
 from aorta.account.rows import positive
-from aorta.why.causes.finding import ANY_CELL, WAIT, CauseFinding, Floats, of_the_least
+from aorta.timeline.arrays import Floats
+from aorta.why.causes.finding import ANY_CELL, WAIT, CauseFinding, of_the_least
 from aorta.why.causes.losses.parts import Parts
 from aorta.why.causes.losses.program_code import EMPTY_CACHE
 

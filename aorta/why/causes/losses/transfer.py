@@ -22,12 +22,13 @@ from aorta.account.model import Run
 from aorta.account.numbers import byte_text, counted
 from aorta.account.rows import positive
 from aorta.records.schema import CollectiveRecord, StepRecord
+from aorta.timeline.arrays import Floats
 from aorta.timeline.collective import POINT_TO_POINT, busbw_factor
 from aorta.timeline.intervals import Intervals, intersect, length_ms, subtract, union
 from aorta.timeline.matching import UNKNOWN_OP
 from aorta.timeline.types import TRACE_SOURCES
 from aorta.why.causes.code_lines import beside_calls_ms, is_behind_backward
-from aorta.why.causes.finding import OF_SAMPLES, WAIT, CauseFinding, Floats
+from aorta.why.causes.finding import OF_SAMPLES, WAIT, CauseFinding
 from aorta.why.causes.losses.host_needs import MOSTLY_IDLE
 from aorta.why.causes.losses.parts import CPU_BYTES_PER_S, Parts
 from aorta.why.causes.losses.seen import Seen

@@ -10,7 +10,6 @@ from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from aorta.account.cause import CauseKind
 from aorta.account.judge.cells import CELLS, EXPOSED_CELLS, Exposed, Host, has_point_to_point
@@ -38,8 +37,9 @@ from aorta.account.model import Run
 from aorta.account.numbers import quantity
 from aorta.account.rows import of_the_others, positive
 from aorta.records.schema import UNLIKE
+from aorta.timeline.arrays import Flags, Floats
 from aorta.why.causes.code_lines import line_of
-from aorta.why.causes.finding import ANY_CELL, WAIT, CauseFinding, Floats, of_one_rank, steps_with
+from aorta.why.causes.finding import ANY_CELL, WAIT, CauseFinding, of_one_rank, steps_with
 from aorta.why.causes.losses.parts import Parts, longest_of
 from aorta.why.causes.losses.program_code import dealt, own_of_rank
 
@@ -184,7 +184,7 @@ def _explained(
     ranks: list[int],
     cells: tuple[str, ...],
     facts: dict[str, object] | None = None,
-    allowed: NDArray[np.bool_] | None = None,
+    allowed: Flags | None = None,
 ) -> Iterator[CauseFinding]:
     """Takes from `left` what a part explains. allowed: ranks and steps of which it may."""
     excess = positive(by_rank_ms - of_the_others(by_rank_ms))
@@ -237,7 +237,7 @@ def locked_out_facts(ms: float) -> dict[str, object]:
     return {"op": "locked_out", "what": LOCKED_OUT, "locked_ms": ms, "part_ms": None}
 
 
-def _more_work(judged: Run) -> tuple[NDArray[np.bool_], dict[str, object]] | None:
+def _more_work(judged: Run) -> tuple[Flags, dict[str, object]] | None:
     """Ranks and steps that an all_to_all gave more than the others."""
     sizes = judged.metrics.get("bytes.all_to_all")
     if sizes is None:

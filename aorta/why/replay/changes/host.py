@@ -6,15 +6,14 @@ Each function edits a draft; its form says how a user writes the change.
 from collections import defaultdict
 
 import numpy as np
-from numpy.typing import NDArray
 
+from aorta.timeline.arrays import Floats
 from aorta.traces.host_spans import is_data_loading
 from aorta.traces.sources import ranks_text
 from aorta.why.replay.changes.change import DELAY, FACTOR, UnfitError, form
 from aorta.why.replay.draft import Draft
 from aorta.why.replay.graph import ArcKind, NodeKind
 
-Floats = NDArray[np.float64]
 FEWEST_STEPS = 4
 """Traced steps, the first left out of the usual cost of a call."""
 UNEQUAL = 1.25
