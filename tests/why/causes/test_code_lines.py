@@ -1184,6 +1184,7 @@ def of_torch(function):
         (of_torch("_unique_impl"), [("ordering", "normalise(), train.py:7", 0.5)]),
         (StackFrame("", 0, "torch.coalesce", False), [("ordering", "normalise(), train.py:7", 0.5)]),
         (of_torch("_no_grad_embedding_renorm_"), [("costly", "normalise(), train.py:7", 0.5)]),
+        (StackFrame("", 0, "torch.isinf", False), [("costly", "normalise(), train.py:7", 0.5)]),
         (StackFrame("", 0, "torch.inverse", False), []),  # which the model may need
         (of_torch("softmax"), []),
         (StackFrame("", 0, "torch.topk", False), []),
@@ -1222,6 +1223,8 @@ class Model:
     [
         pytest.param(7, None, 0, ["reading"], id="in-the-loop"),
         pytest.param(7, "Linear.forward", 0, [], id="in-a-module-that-it-calls"),
+        pytest.param(7, "Conv1d._conv_forward", 0, [], id="in-a-convolution"),
+        pytest.param(7, "isnan", 0, ["costly"], id="in-a-check"),
         pytest.param(4, None, 0, [], id="before-it"),
         pytest.param(8, "cat", 0, [], id="behind-it"),
         pytest.param(7, None, 1 << 62, [], id="in-a-newer-source"),

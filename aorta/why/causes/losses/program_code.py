@@ -70,7 +70,7 @@ LOOPS = (ast.For, ast.While, ast.ListComp, ast.GeneratorExp)
 READ_AT = re.compile(r"values.* \(at (.+):(\d+)\)$")
 """Function and line, in the reason why a model was not counted."""
 ORDERS = re.compile(
-    "unique|_return_|coalesce(?!d)|bincount|histc|argsort|searchsorted|bucketize|isin(?!st)|sparse_(coo|cs)"
+    "unique|_return_|coalesce(?!d)|bincount|histc|argsort|searchsorted|bucketize|isin(?!st|f)|sparse_(coo|cs)"
 )
 """In names of operators that tell where rows belong: they have no gradients. "Coalesced" is what is sent."""
 FEWEST = 3
@@ -494,13 +494,13 @@ def code_in_passes(judged: Run, account: Account, losses: list[CauseFinding]) ->
 
     def function_of(path: list[StackFrame]) -> tuple[str, str, str] | None:
         leaf, at, origin = path[-1], innermost(path), "in_passes"
-        is_module = leaf.file == "torch" and leaf.function.endswith(".forward")  # with much to compute, maybe
-        if at in in_loop and not is_module:
+        is_module = leaf.file == "torch" and leaf.function.endswith("forward")  # with much to compute, maybe
+        if faster_form(_name_of(leaf)):
+            origin = "costly"
+        elif at in in_loop and not is_module:
             origin = "reading"
         elif ORDERS.search(leaf.function) and not leaf.is_program:
             origin = "ordering"
-        elif faster_form(_name_of(leaf)):
-            origin = "costly"
         elif entered(path) in models or (has_anomaly and _keeps_a_stack(leaf)):
             return None
         else:

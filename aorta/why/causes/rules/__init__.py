@@ -89,7 +89,7 @@ class CallRemedy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     makes: bool = False
     """It prepares batches, which workers of a loader can do beforehand."""
     in_passes: bool = False
-    """Of an operator of models that has a faster form."""
+    """Of an operator of models that has a faster form, or that training does not need."""
     stack: list[str] = []
     kinds: list[CauseKind] = []
     """Of causes; of any where empty."""
