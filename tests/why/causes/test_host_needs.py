@@ -102,6 +102,12 @@ def test_what_work_of_a_device_saves_is_the_most_where_its_host_waits_in_every_s
     assert "no step shows how long" in needless.evidence[0]
 
 
+def test_of_what_nobody_knows_a_bound_its_host_gives_none():
+    finding = CauseFinding("compute", np.full(20, 14.0), {("compute",): 1.0}, facts={"unbounded": "?"})
+    (found,) = within_host_needs(run([19.0] * 20), account(), [finding])
+    assert not found.facts["is_most"]
+
+
 def test_what_is_launched_for_each_image_spares_its_host_too():
     columns = CauseFinding("compute", np.full(20, 14.0), {("compute",): 1.0}, facts={"op": "columns"})
     (found,) = within_host_needs(run([19.0] * 20), account(), [columns])

@@ -1841,7 +1841,7 @@ def test_launches_stand_behind_what_is_needless_where_either_may_be_larger(most_
     ("lead_ms", "passes", "ms", "high_ms"),
     [
         pytest.param(50.0, 3, 6.0, 9.0, id="behind-which-work-is-queued"),
-        pytest.param(0.0, 3, 4.2, 7.0, id="behind-which-nothing-is"),
+        pytest.param(0.0, 3, 6.9, 11.5, id="behind-which-nothing-is"),
         pytest.param(0.0, 1, None, None, id="once"),
     ],
 )
@@ -1849,8 +1849,9 @@ def test_reductions_of_each_micro_batch_cost_what_delays_a_step_and_their_launch
     tmp_path, lead_ms, passes, ms, high_ms
 ):
     """Ten buckets in each of three passes, of which 9 ms are exposed in all: 6 of these are needless. Where
-    the host has launched nothing behind them, only the last one of 0.3 ms delays a step, and 20 of them less
-    spare the host as much as 40 of 570 kernels and 30 more do: of the step of 60 ms 4."""
+    the host has launched nothing behind them, only the last one of 0.3 ms delays a step. 20 of them less
+    spare the host as much as 40 kernels, and 40 copies of gradients into buckets and back as much as 24, of
+    570 and 30 more, of which 60 copies count as 36: of the step of 60 ms 6.7."""
     sums = KernelSums(num_kernels=570, classes={"gemm": (21.0, 540), "communication": (9.0, 30)}, top=[])
 
     def make(rank, step, noise):
@@ -1975,3 +1976,30 @@ def test_kernels_of_an_optimizer_beyond_one_pass_over_its_memory(tmp_path, optim
     assert [one.ms for one in found] == ([pytest.approx(more_ms, rel=0.02)] if more_ms else [])
     assert all("fused=True" in one.change for one in found)
     assert all(one.subject == "optimizer that is not fused on all ranks" for one in found)
+
+
+@pytest.mark.parametrize("is_view", [False, True])
+def test_reductions_that_a_device_hides_may_cost_what_they_take_and_copy(tmp_path, is_view):
+    """Of eleven buckets in each of three passes 6 ms lie under compute and 0.6 stick out: of the needless
+    ones 4 and 0.4. Copies into buckets and back read and write 64 MiB four times for each of 22, unless
+    gradients lie in buckets: 1.4 ms. None or all of that goes as well: half is told."""
+    device = {"kind": "cuda", "name": "NVIDIA H200"}
+    sums = KernelSums(num_kernels=570, classes={"gemm": (60.0, 540), "communication": (6.6, 33)}, top=[])
+
+    def make(rank, step, noise):
+        host = Host()
+        for _ in range(3):
+            for bucket in range(10):
+                host.comm(0.2, size=64 << 20, module=bucket, lead=5.0, start=host.at + 1 + bucket)
+            host.work(20.0 + 0.1 * math.sin(step), "backward").comm(0.2, size=64 << 20, module=10, lead=5.0)
+        modules = [f"bucket {bucket}: layers.{bucket}" for bucket in range(11)]
+        return host.work(0.1, "optimizer"), KERNELS | {"kernels": sums, "modules": modules}
+
+    wrapper = {"parameter_bytes": 4, "bucket_cap_mb": 25.0, "gradient_as_bucket_view": is_view}
+    run = run_record(2, program={"wrappers": [wrapper]}, devices=[device] * 2)
+    (cause,) = [one for one in named(tmp_path / "run", make, run=run) if one.origin == "accumulated"]
+    copied_ms = 0.0 if is_view else 4 * 22 * (64 << 20) / 4.3e9
+    assert cause.ms == pytest.approx(0.4 + (4.0 + copied_ms) / 2, rel=0.05)
+    assert cause.interval_ms[0] == pytest.approx(0.4, rel=0.1)
+    assert 0.4 + max(4.0, copied_ms) < cause.interval_ms[1] < 0.4 + 1.5 * (4.0 + copied_ms)
+    assert any("copies of gradients into buckets" in text for text in cause.evidence) != is_view

@@ -92,7 +92,7 @@ def within_host_needs(judged: Run, account: Account, losses: list[CauseFinding])
         of_device = finding.mean_ms
         is_held_up = needs is not None and needs.need_ms is None
         if is_held_up and finding.kind == "compute" and finding.facts.get("op") not in OF_LAUNCHES:
-            finding.facts["is_most"] = True
+            finding.facts["is_most"] = "unbounded" not in finding.facts
             finding.evidence.append(
                 "the device is spared that, and a step may gain less: its host waits for the device in every"
                 " step, so that no step shows how long it needs itself"
