@@ -275,7 +275,6 @@ def _slowed_by(torch: Any) -> dict[str, tuple[str, int] | None]:
         ("memory_history", "_record_memory_history("): history,
         ("mkldnn", "backends.mkldnn."): not torch.backends.mkldnn.enabled,
         ("cudnn_benchmark", "cudnn.benchmark"): has_device and torch.backends.cudnn.benchmark,
-        ("cudnn_deterministic", "cudnn.deterministic"): has_device and torch.backends.cudnn.deterministic,
         ("deterministic", "use_deterministic_algorithms("): in_order,
         ("filled", "fill_uninitialized_memory"): in_order
         and torch.utils.deterministic.fill_uninitialized_memory,

@@ -1365,16 +1365,12 @@ IN_ORDER = {"deterministic": ["/job/train.py", 7], "filled": None}
     [
         pytest.param(IN_ORDER, {ORDERED: 9.0, SORT: 2.0, FILL: 3.0}, "at most", 14.0, id="sums-and-fills"),
         pytest.param({"deterministic": None}, {ORDERED: 9.0, FILL: 8.0}, "at most", 9.0, id="nothing-filled"),
-        pytest.param(IN_ORDER, {ORDERED: 9.0, CONV: 10.0}, None, 9.0, id="convolutions-too"),
-        pytest.param(IN_ORDER, {FILL: 2.0, CONV: 14.0}, None, 0.0, id="convolutions-alone"),
-        pytest.param({"cudnn_deterministic": None}, {ORDERED: 9.0, CONV: 14.0}, None, 0.0, id="of-cudnn"),
-        pytest.param({"cudnn_deterministic": None}, {ORDERED: 9.0}, None, None, id="of-cudnn-for-nothing"),
-        pytest.param(IN_ORDER, {FILL: 2.0, CONV: 5.0}, None, None, id="too-little"),
+        pytest.param(IN_ORDER, {ORDERED: 9.0, CONV: 10.0}, "at most", 9.0, id="convolutions-are-as-fast"),
+        pytest.param(IN_ORDER, {FILL: 2.0, CONV: 14.0}, None, None, id="too-little"),
         pytest.param({}, {ORDERED: 9.0, SORT: 2.0, FILL: 3.0, CONV: 14.0}, None, None, id="not-asked-for"),
     ],
 )
 def test_deterministic_algorithms_cost_at_most_their_kernels(tmp_path, slowed_by, kernels, limit, ms):
-    """No size where cuDNN's choice is all that is known of, and no bound beside it."""
     top = [(place, ms, 10) for place, ms in enumerate(kernels.values())]
     sums = KernelSums(num_kernels=90, classes={"elementwise": (30.0, 90)}, top=top)
 
@@ -1385,15 +1381,12 @@ def test_deterministic_algorithms_cost_at_most_their_kernels(tmp_path, slowed_by
     folder = run_of(tmp_path / "run", make, run, steps=STEPS)
     for rank in (0, 1):
         write_json(folder / kernels_name(rank), KernelNames(names=[*kernels]))
-    found = [
-        one for one in causes(judge(load_run(folder, "run"), 1)) if one.origin in ("deterministic", "cudnn")
-    ]
+    found = [one for one in causes(judge(load_run(folder, "run"), 1)) if one.origin == "deterministic"]
     assert [(one.limit, one.ms) for one in found] == (
         [] if ms is None else [(limit, pytest.approx(ms, rel=0.02))]
     )
     for one in found:
-        is_of_cudnn = "deterministic" not in slowed_by
-        assert one.change.startswith("torch.backends.cudnn" if is_of_cudnn else "torch.use_deterministic")
+        assert one.change.startswith("torch.use_deterministic")
         assert (one.line is not None) == (slowed_by.get("deterministic") is not None)
         assert one.interval_ms is None
 

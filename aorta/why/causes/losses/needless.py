@@ -60,8 +60,8 @@ SORTS = re.compile(r"(Radix|Merge)Sort")
 IN_PARTS = re.compile(r"\b(interpolate|Upsampl\w*|ReplicationPad\w*)\(|mode=.replicate")
 """What deterministic algorithms compute with operators of indices, products and sums."""
 NOT_ALL = (
-    "it is what these kernels take, and others in their place would take some of it; what convolutions, and"
-    " elementwise operators of interpolate() with deterministic algorithms, take longer is not in it"
+    "it is what these kernels take, and others in their place would take some of it; what elementwise"
+    " operators of interpolate() with deterministic algorithms take longer is not in it"
 )
 COLUMNS_SAVE = 0.7
 """Of the products of one image after the other beside such copies, that cuDNN does not take: 5.2 ms for 18.4
@@ -91,8 +91,6 @@ TRANSFORM = "batch_norm_transform_input_kernel"
 PASSES = {TRANSFORM: 2, "batch_norm_collect_statistics_kernel": 1, "batch_norm_backward_kernel": 5}
 """Of ATen's BatchNorm in NCHW, by its kernels' names for people: how often one reads or writes what is
 normalized. The first is bound by memory; of the others what takes longer is lost to strides."""
-LARGE_CONVOLUTIONS = 0.3
-"""Of a step."""
 OF_WEIGHTS = re.compile(r"_(Orthogonal|WeightNorm|SpectralNorm)\.forward$")
 """Functions of torch.nn.utils.parametrizations."""
 ALL_ALIKE = 0.995
@@ -242,7 +240,7 @@ def _all_of_it(judged: Run, account: Account) -> Iterator[CauseFinding]:
         facts |= {"columns_ms": float(ms.mean()), "kernel": columns[0]}
         yield CauseFinding("compute", ms + np.minimum(products_ms, ms), TAKES, facts=facts)
     slowed_by = noted_modes(judged.noted).get("slowed_by") or {}
-    if account.on_device and slowed_by.keys() & {"deterministic", "cudnn_deterministic"}:
+    if account.on_device and "deterministic" in slowed_by:
         yield from _deterministic(judged, account, names, slowed_by, work)
     if (indexing := [name for name in names if INDEXED.search(name)]) and "deterministic" not in slowed_by:
         yield from _one_after_the_other(judged, indexing)
@@ -1024,17 +1022,13 @@ def _deterministic(
     work: WorkOfStep | None,
 ) -> Iterator[CauseFinding]:
     """What kernels that sum in a fixed order, and those that fill new memory, take: at most that is saved, as
-    others take their place. Of the first, which table[index] has anyway, their part by bytes. Of convolutions
-    no record tells what other kernels would take, nor of what interpolates which of the small ones are its
-    own. Of convolutions alone it has no size."""
-    convs = [name for name in names if CONVOLUTION.search(name)]
-    convs_ms = float(_time_of(judged, convs).mean())
-    is_whole = "deterministic" in slowed_by
-    file, line = slowed_by["deterministic" if is_whole else "cudnn_deterministic"] or ("", 0)
-    facts: dict[str, object] = {"op": "deterministic", "origin": None if is_whole else "cudnn"}
-    facts |= {"what": "deterministic algorithms", "convs_ms": convs_ms or None}
+    others take their place. Of the first, which table[index] has anyway, their part by bytes. Of what
+    interpolates no record tells which of the small ones are its own. cuDNN 9 has convolutions of both sorts
+    that take the same time: ResNet-50's on an H200."""
+    file, line = slowed_by["deterministic"] or ("", 0)
+    facts: dict[str, object] = {"op": "deterministic", "what": "deterministic algorithms"}
     facts["at"] = StackFrame(file, line, "<module>", True) if line else None
-    in_order = [name for name in names if is_whole and (INDEXED.search(name) or SORTS.search(name))]
+    in_order = [name for name in names if INDEXED.search(name) or SORTS.search(name)]
     fills = [name for name in names if "filled" in slowed_by and ZEROS.search(name)]
     ms, filled_ms = _time_of(judged, in_order), _time_of(judged, fills)
     if work is not None and work.ordered_bytes + work.indexed_bytes:
@@ -1045,15 +1039,12 @@ def _deterministic(
     ms, facts["filled_ms"] = ms + filled_ms, float(filled_ms.mean()) or None
     if ms.mean() >= LARGE * account.mean_step_ms:
         facts |= {"is_most": True, "not_known": "what other kernels take in their place"}
-        is_more = bool(convs) or any(IN_PARTS.search(one.text) for one in pieces_of_run(judged))
+        is_more = any(IN_PARTS.search(one.text) for one in pieces_of_run(judged))
         if is_more:
             facts |= {"is_most": False, "unbounded": "what all kernels take without them is not known"}
         found = CauseFinding("compute", ms, TAKES, facts=facts)
         found.evidence = [NOT_ALL] if is_more else []
         yield found
-    elif convs_ms >= LARGE_CONVOLUTIONS * account.mean_step_ms:
-        facts["why_no_size"] = "no record tells how long the kernels take that cuDNN would choose"
-        yield CauseFinding("compute", np.zeros(judged.num_judged), {}, facts, is_risk=True)
 
 
 def _one_after_the_other(judged: Run, names: list[str]) -> Iterator[CauseFinding]:
