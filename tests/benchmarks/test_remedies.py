@@ -59,7 +59,6 @@ WITHOUT_PROGRAM = {
     ("program_code", "leave profiler="): "calls_profiled and profiled show it",
     ("program_code", "log less often"): "as of what is logged",
     ("data_loading", "leave reload_dataloaders"): "loader_anew shows it",
-    ("late_rank", "dispatch_batches="): "dealt shows it, by hand",
     ("compute", "leave bf16="): "a CPU without such instructions",
     ("compute", "leave precision=True out of Trainer(...): at {at}; this"): "a CPU without them",
     ("compute", "leave mixed_precision="): "a CPU without such instructions",

@@ -66,6 +66,8 @@ SENDS = ("torch.to", "Tensor.to", "to", "Tensor.cuda", "cuda", "torch.as_tensor"
 """Calls that may hand values to the device, as samples name them."""
 MAKE_GROUPS = ("new_group", "_new_group_with_tag", "_new_process_group_helper", "destroy_process_group")
 """Functions of torch.distributed."""
+DEALS = "DataLoaderDispatcher."
+"""A class of accelerate."""
 SEVERAL = 2
 """Values read a step, from which on a function may go back and forth between host and device."""
 OF_PHASE: dict[CauseKind, StackPhase] = {
@@ -217,6 +219,14 @@ def makes_groups(line: CodeLine, judged: Run) -> str:
             if at and any((frame.file, frame.line) == (line.file, line.line) for frame in stack.frames):
                 found[step] = at.text
     return max(found.values(), key=[*found.values()].count) if len(found) >= FEWEST else ""
+
+
+def is_dispatched(line: CodeLine, judged: Run) -> bool:
+    """Whether samples of the line are in a loader of accelerate, of which one rank loads for all."""
+    samples = samples_of_ranks(judged.whole or judged)
+    paths = (one.stacks.path(node) for one in samples for node in set(one.rows[:, 5].tolist()))
+    dealt = (path for path in paths if any(frame.function.startswith(DEALS) for frame in path))
+    return any((frame.file, frame.line) == (line.file, line.line) for path in dealt for frame in path)
 
 
 def waiting_line(waits: list[Waits]) -> CodeLine | None:

@@ -36,6 +36,7 @@ from aorta.timeline.statistics import MIN_STEPS, estimate, side
 from aorta.timeline.types import TRACE_SOURCES
 from aorta.why.causes.arguments import told_by_argument
 from aorta.why.causes.code_lines import (
+    is_dispatched,
     issued_text,
     issuer_of,
     line_of,
@@ -811,6 +812,7 @@ def cause_of(
         rows = rows_of(judged, line, work, batch_ms)
         stack, facts = stack | rows[0], facts | rows[1]
     stack -= {"one_thread", "omp_thread"} if "no_core" in stack else set()
+    stack |= {"dispatched"} if line is not None and is_dispatched(line, judged) else set()
     facts |= {"do": "do it", "at_line": "", "counted": "judged" if account.usual is None else "recorded"}
     facts["threads_variable"] = threads_variable(judged.noted)
     facts["more_workers"] = (filled(WORKERS_0, facts) if "workers_0" in stack else "") or "more workers"

@@ -7,6 +7,7 @@ import msgspec
 import numpy as np
 import pytest
 
+from aorta.account.cause import CodeLine
 from aorta.account.judge.cells import account_of
 from aorta.account.judge.judged import dataset, judge
 from aorta.account.load.open import load_run
@@ -22,7 +23,7 @@ from aorta.records.schema import (
     WorkOfStep,
 )
 from aorta.records.stacks import STACK_PHASES, StackFrame
-from aorta.why.causes.code_lines import sends_own_data, waiting_calls, waiting_line, waits_text
+from aorta.why.causes.code_lines import is_dispatched, sends_own_data, waiting_calls, waiting_line, waits_text
 from aorta.why.causes.finding import CauseFinding
 from aorta.why.causes.losses import program_code
 from aorta.why.causes.losses.program_code import _python_at, code_in_passes
@@ -1176,6 +1177,15 @@ def test_a_tensor_of_values_within_the_model_is_python_of_its_line(name, is_told
 
 def of_torch(function):
     return StackFrame("torch", 0, function, False)
+
+
+@pytest.mark.parametrize(("loader", "is_told"), [("DataLoaderDispatcher", True), ("DataLoaderShard", False)])
+def test_one_rank_loads_the_batches_of_all_in_the_line_of_such_a_loader(loader, is_told):
+    called = StackFrame("accelerate", 0, f"{loader}.__iter__", False), of_torch("broadcast")
+    judged = sampled_dataset([sampled((2, 20_000, "sleeps", MAIN, *called))], source="host").first
+    line = CodeLine(file=MAIN.file, line=MAIN.line, function=MAIN.function, text=MAIN.text)
+    assert is_dispatched(line, judged) == is_told
+    assert not is_dispatched(msgspec.structs.replace(line, line=MAIN.line + 1), judged)
 
 
 @pytest.mark.parametrize(
