@@ -542,8 +542,8 @@ def stack_of(run: Run) -> frozenset[str]:
     ops = {name.partition(".")[2] for name in run.metrics if name.startswith("count.")}
     if any(name.startswith(("bucket ", "DistributedDataParallel")) for name in modules):
         names.add("ddp")
-    elif {"all_gather", "reduce_scatter"} <= ops and "fsdp1" not in program_of(run.noted)[0]:
-        names.add("fsdp2")
+    elif {"all_gather", "reduce_scatter"} <= ops and "units" not in noted_program(run.noted):
+        names.add("fsdp2")  # where nobody looked for units
     if run.source in TRACE_SOURCES and run.host_parts and not _trains(run):
         names.add("inference")
     if ops & POINT_TO_POINT:

@@ -460,6 +460,21 @@ def test_a_whole_model_that_is_gathered_at_once_is_told_to_be_units(tmp_path, so
 
 
 @pytest.mark.parametrize(
+    ("program", "is_sharded"), [({}, True), ({"units": []}, False)], ids=["unread", "none"]
+)
+def test_gathers_and_reductions_of_shards_are_fully_shards_where_nobody_looked_for_units(
+    tmp_path, program, is_sharded
+):
+    def make(rank, step, noise):
+        host = Host().comm(6.0, "all_gather").work(30.0 * noise.gauss(1, 0.01)).comm(9.0, "reduce_scatter")
+        return host, {"source": "kernels"}
+
+    record = msgspec.structs.replace(run_record(2), program=program)
+    stack = stack_of(judge(load_run(run_of(tmp_path, make, record), "run")))
+    assert ("fsdp2" in stack) == is_sharded
+
+
+@pytest.mark.parametrize(
     ("inner", "is_kept"), [(False, True), (True, False)], ids=["kept-but-for-the-model's", "resharded"]
 )
 def test_parameters_that_units_keep_are_not_to_be_kept(inner, is_kept):
