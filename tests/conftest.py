@@ -76,7 +76,8 @@ def _nothing_stays_compiled() -> Iterator[None]:
     """Where a test compiled something, recording would not name modules in those after it in its worker."""
     yield
     compiler = sys.modules.get("torch._dynamo.utils")
-    if compiler is not None and compiler.counters.get("frames"):
+    backends = getattr(sys.modules.get("torch._dynamo.eval_frame"), "cached_backends", {})
+    if compiler is not None and (compiler.counters or any(one is not None for one in backends.values())):
         sys.modules["torch._dynamo"].reset()
         compiler.counters.clear()
 

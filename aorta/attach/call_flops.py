@@ -18,6 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
+from aorta.attach.compiled_modules import without_compiling
 from aorta.attach.layout_copies import line_of
 from aorta.attach.meta_copies import NotCountedError
 from aorta.attach.needless_operators import NeedlessOperators
@@ -92,6 +93,7 @@ def count_of(
         quiet = torch.autograd.set_detect_anomaly(False)  # else it warns of values that a copy has not
         with (
             quiet,
+            without_compiling(),  # else the program's own code would be compiled for what has no data
             torch.enable_grad(),
             one_type,
             torch.device("meta"),

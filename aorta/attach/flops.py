@@ -3,9 +3,10 @@
     an early step   the outermost module of each call is noted, with the shapes of what it was called with
     the end         copies on the meta device go forward and backward, counted by torch's formulas
 
-While that step runs, Module.__call__ is replaced, and nothing is when it has ended. A copy shares no tensor,
-no hook and no random number with the model. What cannot be counted has no number and a reason: values that
-the model reads, collectives in its forward pass, operators without a formula. Experts count as evenly used.
+While that step runs, Module.__call__ is replaced, or where something is compiled the calls of what is around
+it (compiled_modules.py), and nothing is when it has ended. A copy shares no tensor, no hook and no random
+number with the model. What cannot be counted has no number and a reason: values that the model reads,
+collectives in its forward pass, operators without a formula. Experts count as evenly used.
 Of a model that is parallel by tensors the whole is counted, and divided by the ranks that share it.
 """
 
@@ -30,6 +31,7 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
 from aorta.attach.backward_graphs import BackwardGraphs
 from aorta.attach.call_flops import MOST_CPU_S, Count, count_of, line_of_caller, tensors_of
+from aorta.attach.compiled_modules import called_around, may_compile, replace_call
 from aorta.attach.layout_copies import LayoutCopies
 from aorta.attach.loss_loops import LossLoops
 from aorta.attach.meta_copies import (
@@ -138,6 +140,11 @@ class ModelCalls:
         """Ranks that share the work of one model."""
         self._depth = 0
         self._no_call = NO_CALL
+        self._around: list[Any] | None = None
+        """References to modules whose calls are noted in a program that compiles."""
+        self._put_back: list[Callable[[], None]] = []
+        self._matrices: set[int] = set()
+        """Parameters that are trained there, of two dimensions or more."""
 
     def begin_step(self, optimizers: Iterable[Any], number: int) -> None:
         """Note the calls of modules that hold parameters of these, from now on, on this thread."""
@@ -154,10 +161,11 @@ class ModelCalls:
         self._num_calls.clear()
         self._batches.begin_step(number)
         self._next = number + (1 if len(self._sizes) < ALIKE else max((number - self._first) // 2, 1))
-        compiled = getattr(sys.modules.get("torch._dynamo.eval_frame"), "OptimizedModule", None)
-        if compiled is not None and compiled_frames() > 0:
-            self._replace(compiled)  # compiled code is guarded by Module's own
-            self._no_call = COMPILED_PARTS
+        if self._around is None and (compiled_frames() > 0 or may_compile()):
+            self._find_around(optimizers)
+        if self._around is not None:
+            self._replace(sys.modules["torch._dynamo.eval_frame"].OptimizedModule)
+            self._replace_around()
         else:
             self._replace(Module)
             if len(self._sizes) == 1:
@@ -192,6 +200,11 @@ class ModelCalls:
             else:
                 del owner.__call__
         self._original = self._call = None
+        for put_back in self._put_back:
+            put_back()
+        self._put_back.clear()
+        if is_first and self._copies and self._matrices - _copied_parameters(self._copies.values()):
+            self._refuse(COMPILED_PARTS)
 
     def backward_begins(self, roots: Iterable[Any], adds: bool) -> None:
         """A backward pass begins at these tensors, in a step that is noted. adds: to the gradients of
@@ -216,34 +229,60 @@ class ModelCalls:
 
         def call(self: Any, /, *args: Any, **named: Any) -> Any:
             # torch's profiler reads the local named self of each frame of Module.__call__, or crashes.
-            if threading.get_ident() != thread or torch.compiler.is_compiling():
+            if torch.compiler.is_compiling() or threading.get_ident() != thread:
                 return original(self, *args, **named)
-            if calls._depth:
-                calls._note_cast(self)
-                return original(self, *args, **named)
-            # In a backward pass modules are called again, for what was not kept.
-            if torch._C._current_graph_task_id() != -1 or _hands_on(self):
-                return original(self, *args, **named)
-            note = calls._note if torch.is_grad_enabled() else calls._note_quiet
-            if not note(self, args, named):
-                return original(self, *args, **named)
-            calls._depth += 1
-            first = torch.autograd._get_sequence_nr()  # type: ignore[attr-defined]
-            try:
-                result = original(self, *args, **named)
-            finally:
-                calls._depth -= 1
-            with suppress(Exception):
-                if torch.is_grad_enabled() and calls._is_model(self):
-                    outputs = tensors_of(result)
-                    calls._of_loss.model_returns(outputs, first)
-                    calls._graphs.model_returns(self, outputs, calls._kind)
-                    calls._batches.returned(outputs)
-            return result
+            return calls._called(self, partial(original, self), args, named)
 
         self._owner, self._original, self._call = owner, original, call
         self._was_own = "__call__" in vars(owner)
         owner.__call__ = call  # type: ignore[method-assign]
+
+    def _find_around(self, optimizers: Iterable[Any]) -> None:
+        around, compiled = called_around()
+        if compiled_frames() == 0 and not any(map(self._trains, compiled)):
+            return  # a library may have asked for what is never called
+        trained = (
+            one for optimizer in optimizers for group in optimizer.param_groups for one in group["params"]
+        )
+        self._matrices = {id(parameter) for parameter in trained if parameter.dim() > 1}
+        self._around = [ref(module) for module in around if self._trains(module)]
+        self._no_call = COMPILED_PARTS
+
+    def _replace_around(self) -> None:
+        thread = threading.get_ident()
+
+        def replacement(module: Module, original: Callable[..., Any], args: Any, named: Any) -> Any:
+            if threading.get_ident() != thread:
+                return original(*args, **named)
+            return self._called(module, original, args, named)
+
+        for held in self._around or ():
+            if (module := held()) is not None:
+                self._put_back.append(replace_call(module, partial(replacement, module)))
+
+    def _called(self, module: Module, original: Callable[..., Any], args: Any, named: Any) -> Any:
+        if self._depth:
+            self._note_cast(module)
+            return original(*args, **named)
+        # In a backward pass modules are called again, for what was not kept.
+        if torch._C._current_graph_task_id() != -1 or _hands_on(module):
+            return original(*args, **named)
+        note = self._note if torch.is_grad_enabled() else self._note_quiet
+        if not note(module, args, named):
+            return original(*args, **named)
+        self._depth += 1
+        first = torch.autograd._get_sequence_nr()  # type: ignore[attr-defined]
+        try:
+            result = original(*args, **named)
+        finally:
+            self._depth -= 1
+        with suppress(Exception):
+            if torch.is_grad_enabled() and self._is_model(module):
+                outputs = tensors_of(result)
+                self._of_loss.model_returns(outputs, first)
+                self._graphs.model_returns(module, outputs, self._kind)
+                self._batches.returned(outputs)
+        return result
 
     def _note(self, module: Module, args: Any, named: Any) -> bool:
         """True where it is one whose inner modules need not be noted."""
@@ -397,7 +436,7 @@ class ModelCalls:
         """True where it holds what is trained. Raises NotCountedError as num_ranks_sharing."""
         entry = self._models.get(id(module))
         if entry is None or entry[0]() is not module:
-            holds = any(id(parameter) in self._trained for parameter in module.parameters())
+            holds = self._trains(module)
             if holds:
                 num_sharing = num_ranks_sharing(module)
                 if num_sharing != self._num_sharing and any(
@@ -409,6 +448,9 @@ class ModelCalls:
                 self._num_sharing = num_sharing
             entry = self._models[id(module)] = ref(module), holds
         return entry[1]
+
+    def _trains(self, module: Module) -> bool:
+        return any(id(parameter) in self._trained for parameter in module.parameters())
 
     @property
     def is_empty(self) -> bool:
@@ -753,6 +795,10 @@ def _may_fuse_attention() -> bool:
     of_cuda = torch.backends.cuda
     enabled = (of_cuda.flash_sdp_enabled, of_cuda.mem_efficient_sdp_enabled, of_cuda.cudnn_sdp_enabled)
     return any(one() for one in enabled)  # type: ignore[no-untyped-call]
+
+
+def _copied_parameters(copies: Iterable[Module]) -> set[int]:
+    return {getattr(one, "copy_of", 0) for copy in copies for one in copy.parameters()}
 
 
 def _freeze(model: Module, unread: Iterable[int]) -> list[torch.nn.Parameter]:

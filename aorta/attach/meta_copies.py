@@ -8,6 +8,7 @@ from torch.nn.utils.spectral_norm import SpectralNorm
 from torch.nn.utils.weight_norm import WeightNorm
 from torch.utils._pytree import tree_map
 
+from aorta.attach.compiled_modules import CALL, as_written
 from aorta.attach.needless_batches import MOST_ENTRIES, unwrapped
 from aorta.attach.without_data import is_sparse
 from aorta.device.backend import backend_of
@@ -32,7 +33,7 @@ REFUSED_AXES = ("ep", "cp", "pp", "expert", "context", "pipeline")
 def copy_without_data(module: Module) -> Module:
     """Same modules, with parameters and buffers on the meta device, and without hooks but OF_WEIGHTS.
 
-    Wrappers are left out: what DDP and torch.compile wrap. Raises NotCountedError.
+    Wrappers are left out: what DDP and torch.compile wrap, or compile in place. Raises NotCountedError.
     """
     module = unwrapped(module)
     if sum(1 for _ in module.modules()) > MOST_MODULES:
@@ -77,12 +78,13 @@ def num_ranks_sharing(module: Module) -> int:
 
 
 def _copied(module: Module, known: dict[int, Any]) -> Module:
+    module = unwrapped(module)
     if id(module) in known:
         found: Module = known[id(module)]
         return found
     made: Module = object.__new__(_plain_class(type(module)))
     known[id(module)] = made
-    state = dict(module.__dict__)
+    state = {name: as_written(value) for name, value in module.__dict__.items() if name != CALL}
     for name, value in state.items():
         if name in ("_parameters", "_buffers"):
             state[name] = {key: _copied_tensor(tensor, known) for key, tensor in value.items()}

@@ -466,8 +466,9 @@ def qualified_names(root: Module) -> dict[int, tuple[ReferenceType[Module], str]
 
 
 def compiled_frames() -> int:
+    """At least: with fullgraph=True torch counts graphs alone."""
     counters = getattr(sys.modules.get("torch._dynamo.utils"), "counters", {})
-    return sum(counters.get("frames", {}).values())
+    return sum(counters.get("frames", {}).values()) or counters.get("stats", {}).get("unique_graphs", 0)
 
 
 Key = tuple[Group, tuple[str, ...]]

@@ -701,8 +701,8 @@ class WorkOfStep(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 NO_OPTIMIZER = "no optimizer was seen in a whole step: it is not known what the model is"
 NO_CALL = "no module that holds the optimizer's parameters was called in the step"
 """Why flops_per_step is not known of a program in which no module was seen to be the model."""
-COMPILED_PARTS = "parts of the model are compiled and it is called around them, where no call can be noted"
-"""Why it is not known of a program that compiles modules of its model, and not the model."""
+COMPILED_PARTS = "the program compiles parts, and calls what it trains where no call can be noted"
+"""Why it is not known of a program that compiles, such as a whole step."""
 UNLIKE = "batches differ in size from step to step: give recorder.step their tokens"
 """Why samples_per_step and tokens_per_step are not known."""
 

@@ -26,7 +26,7 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.checkpoint import checkpoint
 
 from aorta.attach.call_flops import count_of
-from aorta.attach.flops import COMPILED_PARTS, NO_CALL, NO_OPTIMIZER, UNLIKE, ModelCalls
+from aorta.attach.flops import NO_CALL, NO_OPTIMIZER, UNLIKE, ModelCalls
 from aorta.attach.meta_copies import copy_without_data
 from aorta.attach.needless_batches import NeedlessBatches, _is, held
 from aorta.attach.without_data import WithoutData
@@ -1265,21 +1265,6 @@ def test_a_module_that_trains_nothing_is_no_model():
     nn.Linear(4, 4)(torch.zeros(2, 4))
     calls.end_step()
     assert calls.count() == (None, NO_CALL)
-
-
-def test_calls_around_compiled_parts_are_not_said_not_to_be_made(monkeypatch):
-    """What compiles blocks in place has no module that compiled code does not guard."""
-    monkeypatch.setattr("aorta.attach.flops.compiled_frames", lambda: 1)
-    of_dynamo = SimpleNamespace(OptimizedModule=Experts)
-    monkeypatch.setattr(
-        "aorta.attach.flops.sys", SimpleNamespace(modules={"torch._dynamo.eval_frame": of_dynamo})
-    )
-    model = nn.Linear(4, 4)
-    calls = ModelCalls()
-    calls.begin_step([torch.optim.SGD(model.parameters(), 0.1)], 0)
-    model(torch.zeros(2, 4)).sum().backward()
-    calls.end_step()
-    assert calls.count() == (None, COMPILED_PARTS)
 
 
 def test_without_an_optimizer_there_is_no_count():

@@ -1,0 +1,109 @@
+"""Modules of a program that compiles, and whose calls can be noted all the same.
+
+Compiled code is guarded by the classes of the modules in it, and by what these hold: to replace
+Module.__call__ for a step compiles anew, and breaks the graph of what is compiled meanwhile. What compiled
+code is called from, as a model whose blocks are compiled in place, is in none of its graphs. Of such a module
+the attribute that Module.compile() sets is replaced, which torch reads before each call and leaves out of
+copies and files.
+"""
+
+import gc
+import sys
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, nullcontext
+from functools import cache
+from types import FunctionType
+from typing import Any
+
+import torch
+from torch.nn import Module
+
+CALL = "_compiled_call_impl"
+HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+
+
+def may_compile() -> bool:
+    """True where the program asked torch.compile for something, which may not have run yet."""
+    backends = getattr(sys.modules.get("torch._dynamo.eval_frame"), "cached_backends", {})
+    return any(one is not None for one in backends.values())
+
+
+def as_written(value: Any) -> Any:
+    """The function that torch.compile was given; anything else as it is."""
+    if isinstance(value, FunctionType) and not vars(value).get("_torchdynamo_disable"):
+        return vars(value).get("_torchdynamo_orig_callable", value)
+    return value
+
+
+def without_compiling() -> AbstractContextManager[Any]:
+    """A context in which what is compiled runs as it was written, on every thread."""
+    return torch.compiler.set_stance("force_eager") if may_compile() else nullcontext()
+
+
+def called_around() -> tuple[list[Module], list[Module]]:
+    """Modules that compiled code is called from, that are compiled themselves and in nothing that is, and
+    those that are in no other module, but what torch.compile has wrapped; and all that is compiled.
+
+    A function that is compiled may call the latter two. Torch passes over their own call then, unless they
+    have hooks: with some those in no other module are left out.
+    """
+    modules = [one for one in gc.get_objects() if issubclass(type(one), Module) and "_modules" in vars(one)]
+    parents: dict[int, list[Module]] = {}
+    for module in modules:
+        for child in module._modules.values():
+            parents.setdefault(id(child), []).append(module)
+    compiled = [one for one in modules if _is_wrapper(one) or _holds_compiled(one)]
+    within = {id(inner) for one in compiled for inner in one.modules() if inner is not one}
+    found = {id(one): one for one in modules if id(one) not in parents and not _has_hooks(one)}
+    waiting = [*compiled]
+    while waiting:
+        module = waiting.pop()
+        if found.get(id(module)) is None or id(module) not in parents:
+            waiting += [one for one in parents.get(id(module), ()) if id(one) not in found]
+        found[id(module)] = module
+    return [one for key, one in found.items() if key not in within and not _is_wrapper(one)], compiled
+
+
+def replace_call(module: Module, replacement: Callable[..., Any]) -> Callable[[], None]:
+    """Have replacement(original, args, named) called where this module is. Returns what puts it back."""
+    held = vars(module)
+    former = held.get(CALL)
+    original = former or module._call_impl
+
+    def call(*args: Any, **named: Any) -> Any:
+        if torch.compiler.is_compiling():
+            return original(*args, **named)
+        return replacement(original, args, named)
+
+    def put_back() -> None:
+        if held.get(CALL) is not call:  # the program has compiled it meanwhile
+            return
+        if former is None:
+            del held[CALL]
+        else:
+            held[CALL] = former
+
+    held[CALL] = call
+    return put_back
+
+
+def _is_wrapper(module: Module) -> bool:
+    return type(module).__name__ == "OptimizedModule"
+
+
+def _has_hooks(module: Module) -> bool:
+    return any(vars(module).get(name) for name in HOOKS)
+
+
+def _holds_compiled(module: Module) -> bool:
+    return _any_compiled(vars(module).values()) or _class_holds_compiled(type(module))  # type: ignore[arg-type]
+
+
+@cache
+def _class_holds_compiled(cls: type) -> bool:
+    return any(_any_compiled(vars(one).values()) for one in cls.__mro__)
+
+
+def _any_compiled(values: Iterable[Any]) -> bool:
+    functions = (getattr(one, "__func__", one) if isinstance(one, staticmethod) else one for one in values)
+    return any(as_written(one) is not one for one in functions)

@@ -1,0 +1,242 @@
+"""FLOPs of programs that compile: as of those that do not, and nothing is compiled anew for them."""
+
+import copy
+from functools import partial
+
+import pytest
+import torch
+import torch._dynamo
+from torch import nn
+from torch._dynamo.utils import counters
+from torch.distributed.fsdp import fully_shard
+from torch.nn import functional as F
+from torch.nn.parallel import DistributedDataParallel
+
+from aorta.attach.compiled_modules import CALL
+from aorta.attach.flops import COMPILED_PARTS, ModelCalls
+from aorta.attach.meta_copies import copy_without_data
+from aorta.attach.session import CALLS_AT
+from tests.dist.launch import run_ranks
+
+B, S, D, LAYERS, VOCABULARY = 2, 16, 32, 10, 50
+"""More layers than kinds of calls that are counted."""
+OF_DECODER = 3 * 2 * B * S * (LAYERS * 8 * D * D + D * VOCABULARY)
+"""Forward and twice as much backward: 8 D^2 weights a layer, and a head."""
+OPTIONS = {"backend": "eager", "fullgraph": True}
+
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.norm, self.up, self.down = nn.LayerNorm(D), nn.Linear(D, 4 * D), nn.Linear(4 * D, D)
+
+    def forward(self, x):
+        return x + self.down(F.gelu(self.up(self.norm(x))))
+
+
+class Decoder(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embed, self.blocks = nn.Embedding(VOCABULARY, D), nn.ModuleList(Block() for _ in range(LAYERS))
+        self.head = nn.Linear(D, VOCABULARY, bias=False)
+
+    def forward(self, ids):
+        x = self.embed(ids)
+        for block in self.blocks:
+            x = block(x)
+        return self.head(x)
+
+
+def squared(y):
+    return y.square().mean()
+
+
+def compiled_of(form, options):
+    """A model, what is called of it, and its loss."""
+    torch.manual_seed(0)
+    model = called = Decoder()
+    loss = squared
+    if form == "blocks in place":
+        for block in model.blocks:
+            block.compile(**options)
+    elif form == "wrapped blocks":
+        for number, block in enumerate(model.blocks):
+            model.blocks[number] = torch.compile(block, **options)
+    elif form == "functions of blocks":
+        for block in model.blocks:
+            block.up.forward = torch.compile(block.up.forward, **options)
+    elif form == "in place":
+        model.compile(**options)
+    elif form == "wrapped":
+        called = torch.compile(model, **options)
+    elif form == "forward":
+        model.forward = torch.compile(model.forward, **options)
+    elif form == "loss":
+        loss = torch.compile(squared, **options)
+    elif form == "step":
+        called = torch.compile(lambda ids: model(ids), **options)
+    return model, called, loss
+
+
+def compiled_so_far():
+    return {name: dict(counters[name]) for name in ("frames", "stats", "graph_break", "recompiles")}
+
+
+def trained(form, sizes, is_noted, options=OPTIONS, with_hook=False):
+    """The losses of steps on as many rows, FLOPs with the reason, and what was compiled up to each step."""
+    torch._dynamo.reset()
+    counters.clear()
+    model, called, loss = compiled_of(form, options)
+    if with_hook:
+        model.register_forward_hook(lambda *_: None)
+    optimizer, calls = torch.optim.SGD(model.parameters(), 0.1), ModelCalls()
+    losses, compiled = [], []
+    for number, rows in enumerate(sizes):
+        notes = is_noted and CALLS_AT <= number < CALLS_AT + 3
+        ids = torch.arange(rows * S).view(rows, S) % VOCABULARY
+        if notes:
+            calls.begin_step([optimizer], number)
+        value = loss(called(ids))
+        value.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        if notes:
+            calls.end_step()
+        losses.append(value.item())
+        if is_noted and number == len(sizes) - 2:
+            flops = calls.count()
+        compiled.append(compiled_so_far())
+    return losses, flops if is_noted else None, compiled
+
+
+ALIKE = [B] * 8
+"""Rows of each step: two before they are noted, three that are, one more, then one behind the count."""
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize("is_whole", [True, False], ids=["fullgraph", "graphs"])
+@pytest.mark.parametrize(
+    "form",
+    [
+        "nothing",
+        "blocks in place",
+        "wrapped blocks",
+        "functions of blocks",
+        "in place",
+        "wrapped",
+        "forward",
+        "loss",
+    ],
+)
+def test_a_program_that_compiles_has_the_flops_of_one_that_does_not(form, is_whole):
+    """And neither a step that is noted nor the count compiles anything, or changes a result."""
+    options = OPTIONS | {"fullgraph": is_whole}
+    losses, flops, compiled = trained(form, ALIKE, True, options)
+    assert flops == (OF_DECODER, "")
+    assert (losses, compiled) == trained(form, ALIKE, False, options)[::2]
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize("with_hook", [False, True])
+@pytest.mark.parametrize("is_whole", [True, False], ids=["fullgraph", "graphs"])
+def test_a_compiled_step_hides_what_it_calls_and_is_not_compiled_anew(is_whole, with_hook):
+    options = OPTIONS | {"fullgraph": is_whole}
+    losses, flops, compiled = trained("step", ALIKE, True, options, with_hook)
+    assert flops == (None, COMPILED_PARTS)
+    assert (losses, compiled) == trained("step", ALIKE, False, options, with_hook)[::2]
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize(
+    "form", ["blocks in place", "wrapped blocks", "in place", "wrapped", "forward", "step"]
+)
+def test_a_graph_that_is_compiled_in_a_step_that_is_noted_is_as_without(form):
+    sizes = [B, B, B + 1, B + 3, B, B + 1, B + 3, B]
+    assert trained(form, sizes, True)[::2] == trained(form, sizes, False)[::2]
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize("form", ["blocks in place", "wrapped blocks", "in place", "wrapped", "forward"])
+def test_what_is_compiled_for_the_first_time_in_a_step_that_is_noted_is_not_compiled_again(form):
+    calls = ModelCalls()
+    torch._dynamo.reset()
+    model, called, loss = compiled_of(form, OPTIONS)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    ids = torch.zeros(B, S, dtype=torch.long)
+    counters.clear()
+    calls.begin_step([optimizer], 0)
+    loss(called(ids)).backward()
+    calls.end_step()
+    before = compiled_so_far()
+    loss(called(ids)).backward()
+    assert compiled_so_far() == before
+
+
+@pytest.mark.heavy
+def test_a_model_that_is_called_beside_a_compiled_one_unseen_has_no_count():
+    """One with hooks, which a compiled function may call. Vectors alone take part in no product."""
+    for beside, expected in ((nn.Linear(D, D), COMPILED_PARTS), (nn.LayerNorm(D), "")):
+        model, called, _ = compiled_of("blocks in place", OPTIONS)
+        beside.register_forward_hook(lambda *_: None)
+        optimizer = torch.optim.SGD([*model.parameters(), *beside.parameters()], 0.1)
+        calls = ModelCalls()
+        calls.begin_step([optimizer], 0)
+        (called(torch.zeros(B, S, dtype=torch.long)).sum() + beside(torch.zeros(D)).sum()).backward()
+        calls.end_step()
+        assert calls.count()[1] == expected
+
+
+@pytest.mark.heavy
+def test_nothing_is_left_in_a_module_nor_in_its_copies():
+    model, called, _ = compiled_of("blocks in place", OPTIONS)
+    before = [dict(vars(module)) for module in model.modules()]
+    calls = ModelCalls()
+    calls.begin_step([torch.optim.SGD(model.parameters(), 0.1)], 0)
+    assert CALL in vars(model)
+    assert CALL not in vars(copy.deepcopy(model))
+    called(torch.zeros(B, S, dtype=torch.long))
+    model.blocks[0].compile(**OPTIONS)  # by the program itself, meanwhile
+    calls.end_step()
+    assert CALL not in vars(model)
+    after = [dict(vars(module)) for module in model.modules()]
+    changed = [place for place, pair in enumerate(zip(before, after, strict=True)) if pair[0] != pair[1]]
+    assert len(changed) == 1
+    assert all(CALL not in vars(one) for one in copy_without_data(model).modules())
+
+
+def trained_by_rank(form, wraps, is_noted):
+    """Losses, rank 0's FLOPs, and what was compiled."""
+    # Of a whole model that is sharded, torch's own hooks break the graph.
+    options = OPTIONS | {"fullgraph": (form, wraps) != ("in place", "fully_shard")}
+    model, called, loss = compiled_of(form, options)
+    if wraps == "DDP":
+        called = DistributedDataParallel(called)
+    elif wraps == "fully_shard":
+        for block in model.blocks:
+            fully_shard(block)
+        fully_shard(model)
+    optimizer, calls = torch.optim.SGD(called.parameters(), 0.1), ModelCalls()
+    losses = []
+    ids = torch.arange(B * S).view(B, S) % VOCABULARY
+    for number in range(7):
+        notes = is_noted and CALLS_AT <= number < CALLS_AT + 3 and torch.distributed.get_rank() == 0
+        if notes:
+            calls.begin_step([optimizer], number)
+        value = loss(called(ids))
+        value.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        if notes:
+            calls.end_step()
+        losses.append(value.item())
+    return losses, calls.count(), compiled_so_far()
+
+
+@pytest.mark.parametrize("form", ["blocks in place", "in place"])
+@pytest.mark.parametrize("wraps", ["DDP", "fully_shard"])
+def test_ranks_around_compiled_modules(form, wraps):
+    noted, plain = (
+        run_ranks(partial(trained_by_rank, form, wraps), 2, is_noted) for is_noted in (True, False)
+    )
+    assert noted[0][1] == (OF_DECODER, "")
+    assert [one[::2] for one in noted] == [one[::2] for one in plain]
