@@ -112,7 +112,8 @@ def printing(word: str, wanted: "Series") -> "Callable[[Series, RoundRun], None]
 
 def answer(series: "Series") -> list[str]:
     """The verdict with its size, then the two sides and what failed."""
-    from aorta.account.judge.sentences import percent
+    from aorta.account.judge.sentences import percent, percent_interval
+    from aorta.account.model import ConfidenceInterval
     from aorta.sweep.series import shown
     from aorta.timeline.sequential import FIRST_LOOK
 
@@ -126,17 +127,13 @@ def answer(series: "Series") -> list[str]:
         "wall_s": "time of the command",
     }.get(metric.name, metric.name)
     change = "" if now.ratio is None or now.interval is None else f": {what} {percent(now.ratio)}"
-    if now.interval is not None:
-        low, high = now.interval
-        change += f" [{100 * (low - 1):+.1f}, {100 * (high - 1):+.1f}]"
+    change += percent_interval(None if now.interval is None else ConfidenceInterval(*now.interval))
     pairs = f"{now.num_pairs} pair{'s' * (now.num_pairs != 1)} of runs in turn"
     is_time = metric.unit in ("ms", "s")
     match now.outcome:
         case "same":
-            as_much = "as fast as" if is_time else f"like {a} in {metric.name}:"
-            head = f"{b} is {as_much} {a} within {100 * series.matters:g} %{change}; {pairs}"
-            if not is_time:
-                head = f"{b} is the same as {a} within {100 * series.matters:g} %{change}; {pairs}"
+            as_much = "as fast" if is_time else "the same"
+            head = f"{b} is {as_much} as {a} within {100 * series.matters:g} %{change}; {pairs}"
         case "cannot tell":
             head = f"cannot tell whether {b} differs from {a}{change}; {pairs}"
             if now.num_pairs < FIRST_LOOK:

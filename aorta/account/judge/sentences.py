@@ -66,56 +66,26 @@ def headline(
     work: StepWork | None,
     matters: float,
 ) -> str:
-    r, c = reference.label, candidate.label
+    """By the step time; of steps of unlike work by work per time."""
+    r, c, step = reference.label, candidate.label, metrics.get(MAIN)
+    judged, rates, of_step = step, "step time", ""
     if work is not None:
-        return _headline_of_work(r, c, metrics, parts, work, matters)
-    step = metrics.get(MAIN)
-    if step is None or step.verdict == "not judged" or step.ratio is None:
-        reason = step.reason if step else "no step times"
-        return f"{c} against {r} is not judged: {reason}{_sizes(r, c, metrics)}"
-    change = f"step time {percent(step.ratio)}{percent_interval(step.interval)}"
-    if step.verdict == "same":
-        return f"{c} is as fast as {r} within {_size(matters)}: {change}"
-    if step.verdict == "cannot tell":
-        return f"cannot tell whether {c} is {_word(step)} than {r}: {change}; {step.reason}"
-    return f"{c} is {_word(step)} than {r}: {change}{_mostly(parts, _word(step) == 'slower')}"
-
-
-def _size(matters: float) -> str:
-    """'3 %'"""
-    return f"{100 * matters:g} %"
-
-
-def _word(metric: MetricComparison) -> str:
-    is_lower = metric.ratio is not None and metric.ratio < 1
-    return "faster" if is_lower == (metric.direction == "lower") else "slower"
-
-
-def _headline_of_work(
-    r: str,
-    c: str,
-    metrics: dict[str, MetricComparison],
-    parts: Decomposition | None,
-    work: StepWork,
-    matters: float,
-) -> str:
-    """Steps of unlike work: what counts is work per time."""
-    rate, step = metrics[PER_GPU], metrics.get(MAIN)
-    of_step = f"; {work_text(work, None if step is None else step.ratio)}"
-    rates = f"{number(rate.candidate)} against {number(rate.reference)} {rate_text(PER_GPU)}"
-    if rate.verdict == "not judged" or rate.ratio is None:
-        return f"{c} against {r} is not judged: {rate.reason}. Measured: {rates}{of_step}"
-    change = f"{rates}, {percent(rate.ratio)}{percent_interval(rate.interval)}"
-    if rate.verdict == "same":
-        return f"{c} is as fast as {r} within {_size(matters)}: {change}{of_step}"
-    word = _word(rate)
-    if rate.verdict == "cannot tell":
-        return f"cannot tell whether {c} is {word} than {r}: {change}{of_step}; {rate.reason}"
-    if parts is None:
-        return f"{c} is {word} than {r}: {change}{of_step}"
-    same_work_text = f"; for the same tokens {number(parts.step.difference_ms, sign=True)} ms"
-    most_of_it = _mostly(parts, word == "slower")
-    return f"{c} is {word} than {r}: {change}{of_step}{same_work_text}{most_of_it}"
+        judged = metrics[PER_GPU]
+        rates = f"{number(judged.candidate)} against {number(judged.reference)} {rate_text(PER_GPU)},"
+        of_step = f"; {work_text(work, None if step is None else step.ratio)}"
+    if judged is None or judged.verdict == "not judged" or judged.ratio is None:
+        reason = "no step times" if judged is None else judged.reason
+        measured = _sizes(r, c, metrics) if work is None else f". Measured: {rates[:-1]}{of_step}"
+        return f"{c} against {r} is not judged: {reason}{measured}"
+    change = f"{rates} {percent(judged.ratio)}{percent_interval(judged.interval)}{of_step}"
+    if judged.verdict == "same":
+        return f"{c} is as fast as {r} within {100 * matters:g} %: {change}"
+    word = "faster" if (judged.ratio < 1) == (judged.direction == "lower") else "slower"
+    if judged.verdict == "cannot tell":
+        return f"cannot tell whether {c} is {word} than {r}: {change}; {judged.reason}"
+    if work is not None and parts is not None:
+        change += f"; for the same tokens {number(parts.step.difference_ms, sign=True)} ms"
+    return f"{c} is {word} than {r}: {change}{_mostly(parts, word == 'slower')}"
 
 
 def _sizes(r: str, c: str, metrics: dict[str, MetricComparison]) -> str:
