@@ -2,7 +2,7 @@
 
 import re
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 
@@ -129,41 +129,33 @@ class Scopes:
     def innermost(self, thread: str, time_ns: int) -> tuple[str | None, str | None]:
         """Innermost operator, and innermost annotation that names a part of the program, of the thread at a
         time. What autograd does with a finished gradient is annotated: its work is on parameters."""
-        rows = self._rows.get(thread)
-        if not rows:
-            return None, None
-        if thread not in self._nested:
-            self._nested[thread] = _nest(rows)
-        starts, parent = self._nested[thread]
-        i = bisect_right(starts, time_ns) - 1
         operator = None
-        while i >= 0:
-            _, end, name, is_annotation = rows[i]
-            if time_ns < end:
-                if not is_annotation:
-                    operator = operator or name
-                    if name.endswith(ACCUMULATE_GRADIENT):
-                        return operator, ACCUMULATE_GRADIENT
-                elif not name.startswith(PLAIN):
-                    return operator, name
-            i = parent[i]
+        for name, is_annotation in self._around(thread, time_ns):
+            if not is_annotation:
+                operator = operator or name
+                if name.endswith(ACCUMULATE_GRADIENT):
+                    return operator, ACCUMULATE_GRADIENT
+            elif not name.startswith(PLAIN):
+                return operator, name
         return operator, None
 
     def annotations(self, thread: str, time_ns: int) -> list[str]:
         """Annotations around a time that name a part of the program, the innermost first."""
-        rows = self._rows.get(thread)
-        if not rows:
-            return []
-        self.innermost(thread, time_ns)
+        around = self._around(thread, time_ns)
+        return [name for name, is_annotation in around if is_annotation and not name.startswith(PLAIN)]
+
+    def _around(self, thread: str, time_ns: int) -> Iterator[tuple[str, bool]]:
+        """Name of what the thread is in at a time, the innermost first, and whether it is an annotation."""
+        rows = self._rows.get(thread, [])
+        if thread not in self._nested:
+            self._nested[thread] = _nest(rows)
         starts, parent = self._nested[thread]
         i = bisect_right(starts, time_ns) - 1
-        names = []
         while i >= 0:
-            start, end, name, is_annotation = rows[i]
-            if is_annotation and start <= time_ns < end:
-                names += [] if name.startswith(PLAIN) else [name]
+            _, end, name, is_annotation = rows[i]
+            if time_ns < end:
+                yield name, is_annotation
             i = parent[i]
-        return names
 
 
 def _nest(rows: list[tuple[int, int, str, bool]]) -> tuple[list[int], list[int]]:

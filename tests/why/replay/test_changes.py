@@ -49,6 +49,13 @@ class TestCollectives:
         for rank in (0, 1):
             assert replayed.step_ms(rank) == pytest.approx(replay(step).step_ms(rank) - 40 * US, abs=1e-6)
 
+    def test_ranks_on_time_wait_for_none(self, tmp_path):
+        step = two_ranks(tmp_path)
+        replayed, asked = replay(step), replay(step, parse_changes(["ranks on time"]))
+        # The one that comes last waits for nobody as it is.
+        for rank, saved in ((0, 40 * US), (1, 0.0)):
+            assert asked.step_ms(rank) == pytest.approx(replayed.step_ms(rank) - saved, abs=1e-6)
+
     def test_a_rank_that_came_early_changes_nothing(self, tmp_path):
         step = two_ranks(tmp_path)
         assert replayed_ms(step, "rank 0 on time") == pytest.approx(replayed_ms(step), abs=1e-6)
