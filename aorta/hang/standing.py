@@ -278,40 +278,37 @@ def telemetry_sample(device: torch.device | None) -> tuple[DeviceRecord | None, 
         return record, None if record is not None else sampler.reason or f"no sample within {SAMPLE_S:g} s"
 
 
-def flight_record() -> bytes:
-    """PyTorch's own record of its calls without their stacks, which take seconds; empty where there is none.
-
-    Returns within FLIGHT_RECORDER_S, as write_flight_recorder.
-    """
-    dump: Any = getattr(c10d, "_dump_nccl_trace", None) or getattr(c10d, "_dump_fr_trace", None)
-    answers: list[bytes] = []
-    if dump is not None:
-        ask = lambda: answers.append(  # noqa: E731
-            dump(includeCollectives=True, includeStackTraces=False, onlyActive=False)
-        )
-        in_thread(ask, "aorta-flight-recorder").join(FLIGHT_RECORDER_S)
-    return answers[0] if answers else b""
-
-
-def write_flight_recorder(path: Path) -> bytes:
-    """PyTorch's own record of its calls, written to `path`; empty where this build keeps none.
+def flight_record(path: Path | None = None) -> bytes:
+    """PyTorch's own record of its calls; empty where this build keeps none. Written to `path`; without one it
+    lacks their stacks, which take seconds.
 
     Returns within FLIGHT_RECORDER_S, unless torch waits for a lock of NCCL's threads while it holds the
     interpreter lock. So ask for it last.
     """
-    dump = getattr(c10d, "_dump_nccl_trace", None) or getattr(c10d, "_dump_fr_trace", None)
+    dump: Any = getattr(c10d, "_dump_nccl_trace", None) or getattr(c10d, "_dump_fr_trace", None)
     if dump is None:
         return b""
     answers: list[bytes] = []
 
     def ask() -> None:
-        data = dump()
-        if data:
+        if path is None:
+            answers.append(dump(includeCollectives=True, includeStackTraces=False, onlyActive=False))
+        elif data := dump():
             answers.append(data)
             write_whole(path, data)
 
     in_thread(ask, "aorta-flight-recorder").join(FLIGHT_RECORDER_S)
     return answers[0] if answers else b""
+
+
+def _entries(record: bytes) -> list[dict[str, Any]]:
+    """Of the recorder's pickle, made by this very process: nothing in it may run code. None where its form is
+    not the one known here, as of another version of torch."""
+    try:
+        entries: list[dict[str, Any]] = _Plain(io.BytesIO(record)).load()["entries"]
+        return entries
+    except Exception:
+        return []
 
 
 def with_unseen(
@@ -326,11 +323,7 @@ def with_unseen(
     unseen: as Recorder.unseen returns it. record: of the flight recorder, empty where there is none.
     begun: Unix ns at which the latest steps began, and their numbers.
     """
-    try:
-        entries = _Plain(io.BytesIO(record)).load()["entries"]
-    except Exception:  # none, or of another version of torch
-        entries = []
-    now_ns = time.time_ns()
+    entries, now_ns = _entries(record), time.time_ns()
     result = []
     for group in groups:
         left_at, num_unseen = unseen.get(group.key, (0, 0))
@@ -390,14 +383,9 @@ def _bytes_of(sizes: Sequence[int], dtype: str) -> int:
 
 
 def launch_stacks(flight_record: bytes, groups: Sequence[GroupState]) -> list[CallStack]:
-    """Stack of the launch of each group's first unfinished call, from torch's flight recorder.
-
-    flight_record: the recorder's pickle, made by this very process; nothing in it may run code. Empty where
-    its form is not the one known here.
-    """
+    """Stack of the launch of each group's first unfinished call, from torch's flight recorder."""
     try:
-        entries = _Plain(io.BytesIO(flight_record)).load()["entries"]
-        return list(_launches(entries, {group.key: group for group in groups}))
+        return list(_launches(_entries(flight_record), {group.key: group for group in groups}))
     except Exception:  # another version of torch
         return []
 

@@ -50,7 +50,6 @@ from aorta.hang.standing import (
     main_thread_frames,
     telemetry_sample,
     with_unseen,
-    write_flight_recorder,
 )
 from aorta.processes import in_thread
 from aorta.record.journal import Journal
@@ -404,7 +403,7 @@ class Watchdog:
             if is_first:  # the main thread may keep the lock of stderr
                 in_thread(lambda: self._print_finding(num_reported), "aorta-hang-says").join(SAY_S)
         adding.join(DEVICE_S)
-        record = write_flight_recorder(self._folder / flight_recorder_name(self._rank))
+        record = flight_record(self._folder / flight_recorder_name(self._rank))
         launches = launch_stacks(record, report.groups or ())
         if launches:
             self._amend(stacks=[*report.stacks, *launches])
