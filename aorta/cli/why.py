@@ -26,7 +26,7 @@ from aorta.cli.report import label_of, trace_reading
 from aorta.command_line import OneScreenCommand
 from aorta.errors import FINE, ReplayError, ReportError, TraceError
 from aorta.processes import no_garbage_collection
-from aorta.records.files import STEPS_FILES
+from aorta.records.files import STEPS_FILES, TRACE_FOLDER
 
 if TYPE_CHECKING:
     from aorta.account.model import Run
@@ -228,7 +228,7 @@ def _critical_path(
 def _replay_traces_of(
     run: Path, changes: tuple[str, ...], selection: Selection, reader: Reader, as_json: bool
 ) -> int:
-    traces = run / "torch_profiler"
+    traces = run / TRACE_FOLDER
     if not run.is_dir():
         raise ReportError(f"there is no folder or trace {run}")
     if not traces.is_dir():

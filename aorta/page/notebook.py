@@ -17,6 +17,7 @@ from aorta.account.model import Comparison, Dataset, Report, Run
 from aorta.errors import ReportError, TraceError
 from aorta.page.table import comparison_table, dataset_table
 from aorta.page.write import make_report
+from aorta.records.files import TRACE_FOLDER
 from aorta.records.schema import StepRecord
 from aorta.traces.classify import COMM_RULES, CommRule, load_rules
 from aorta.traces.steps import Reading
@@ -34,7 +35,6 @@ COLUMNS = (
     "verdict",
     "reason",
 )
-TRACE_FOLDER = "torch_profiler"
 
 
 def load(

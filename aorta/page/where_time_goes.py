@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from aorta.account.judge.cells import CELLS, EXPOSED_CELLS, Account, account_of
-from aorta.account.judge.ranks import judged_ranks
+from aorta.account.judge.ranks import NUM_LATE, judged_ranks
 from aorta.account.judge.timed_steps import partly_timed
 from aorta.account.model import Dataset, Report
 from aorta.page.parts import (
@@ -32,8 +32,6 @@ from aorta.page.parts import (
 )
 from aorta.page.table import account_rows
 
-NUM_LATE = 4
-"""Ranks that cost the others most, which are always among those with a bar."""
 MAX_BARS = 64
 """Ranks with a bar of their own in one label."""
 APART = 4

@@ -15,6 +15,7 @@ import msgspec
 
 from aorta.errors import NOT_JSON
 from aorta.files import read_order
+from aorta.records.files import TRACE_FOLDER
 from aorta.records.writer import write_json
 
 REQUEST = "capture_request.json"
@@ -71,7 +72,7 @@ def read_plan(folder: Path) -> CapturePlan | None:
 
 def trace_name(capture: str, rank: int) -> str:
     """Path, within the run's folder, of what a rank wrote for the request with this id."""
-    return f"torch_profiler/rank{rank}/capture_{capture}.json.gz"
+    return f"{TRACE_FOLDER}/rank{rank}/capture_{capture}.json.gz"
 
 
 def _read(path: Path, kind: type[T]) -> T | None:

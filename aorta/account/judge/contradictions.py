@@ -10,11 +10,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from aorta.account.load.rank.calls import ROUNDING_MS
+from aorta.account.load.rank.impossible import ROUNDING
 from aorta.timeline.arrays import Floats
 
-ROUNDING = 1e-6
-"""Part of a time by which sums of its parts may be off, beside ROUNDING_MS."""
-ROUNDING_MS = 1e-3
 PRINTED = 6e-3
 """The same of a number as it is printed, with three digits."""
 MS_OF = {"us": 1e-3, "\u00b5s": 1e-3, "ms": 1.0, "s": 1e3, "min": 6e4}

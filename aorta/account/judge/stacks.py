@@ -35,7 +35,7 @@ LOSS_FUNCTIONS = ("loss", "cross_entropy")
 READS = ("item", "tolist", "cpu")
 """Methods of a tensor that hand its values to the host, and wait for the device that computes them."""
 FEWEST = 3
-"""Samples that tell how long a function takes."""
+"""Samples that tell how long a function takes, and show what is named."""
 TIMED: tuple[StackPhase, ...] = ("backward", "optimizer")
 """Phases of which the host's spans tell how long the thread is in them."""
 SMALL = 0.02

@@ -14,6 +14,7 @@ from aorta.account.cause import CauseKind, CodeLine
 from aorta.account.judge.occasional import occasions
 from aorta.account.judge.sites import SiteRow, sites_of
 from aorta.account.judge.stacks import (
+    FEWEST,
     MOST,
     MOST_RANKS,
     READS,
@@ -39,8 +40,6 @@ from aorta.why.causes.losses.program_code import (
 )
 from aorta.why.causes.program import program_of
 
-FEWEST = 3
-"""Samples that show a loss."""
 LEAST = 0.3
 """Of a loss, that the samples in its line must account for: fewer are of something else."""
 WAITS_IN: tuple[StackPhase, ...] = ("communication", "data", "checkpoint", "evaluation")

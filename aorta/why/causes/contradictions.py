@@ -7,7 +7,9 @@ import msgspec
 
 from aorta.account.cause import Cause, CauseKind
 from aorta.account.judge.cells import Account
-from aorta.account.judge.contradictions import PRINTED, ROUNDING, ROUNDING_MS, in_text, please_report
+from aorta.account.judge.contradictions import PRINTED, in_text, please_report
+from aorta.account.load.rank.calls import ROUNDING_MS
+from aorta.account.load.rank.impossible import ROUNDING
 from aorta.account.model import Run
 from aorta.account.rows import positive
 from aorta.why.causes.finding import CauseFinding

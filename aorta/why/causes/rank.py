@@ -31,6 +31,7 @@ from aorta.account.judge.stacks import in_modules, is_a_wait, sampled_ms, sample
 from aorta.account.model import Causes, Dataset, Run, WhatIfs, once_of_run
 from aorta.account.numbers import counted, quantity
 from aorta.account.rows import positive
+from aorta.records.files import TRACE_FOLDER
 from aorta.timeline.arrays import Flags, Floats, Ints
 from aorta.timeline.statistics import MIN_STEPS, estimate, side
 from aorta.timeline.types import TRACE_SOURCES
@@ -140,8 +141,6 @@ MAKES = "new_group() of torch.distributed"
 NEED_A_LINE = ("asleep", "slow_steps")
 """Pauses in no line of the program, though its stacks were sampled, are noise of the machine, torch's
 other threads that lack cores, longer batches, or data that the model gathers for several steps."""
-TRACE_FOLDER = "torch_profiler"
-"""Of a run's traces."""
 WORKERS_0 = "workers (num_workers=0 at {loader_site})"
 OR_WORKERS = "; or let workers of a DataLoader do it beforehand"
 LEAST_OF_HOST = 0.05

@@ -8,6 +8,7 @@ from itertools import pairwise
 
 from aorta.account.judge.cells import Account
 from aorta.account.judge.stacks import (
+    FEWEST,
     MOST_RANKS,
     Samples,
     innermost,
@@ -26,7 +27,6 @@ from aorta.why.causes.losses.program_code import (
     BACKWARD,
     CPU_CELLS,
     DEVICE_CELLS,
-    FEWEST,
     LARGE,
     LEAST,
     OWN,

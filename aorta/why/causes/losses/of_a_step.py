@@ -57,7 +57,7 @@ from aorta.why.causes.losses.program_code import (
     program_code,
 )
 from aorta.why.causes.losses.slow_steps import slow_steps
-from aorta.why.causes.losses.telemetry import clocks, given_back, memory_limit, retries
+from aorta.why.causes.losses.telemetry import MIN_OTHER_STEPS, clocks, given_back, memory_limit, retries
 from aorta.why.causes.losses.transfer import Exposure, exposure, small_calls, transfer
 from aorta.why.causes.losses.units import on_host
 from aorta.why.causes.losses.waiting import (
@@ -74,7 +74,6 @@ from aorta.why.causes.losses.waiting import (
 )
 from aorta.why.causes.program import blocks_launches, bytes_of_optimizers, crowded_at, program_of
 
-MIN_OTHER_STEPS = 3
 WORTH_SAYING = 0.1
 """Of the loss, from which on it is said what others took of the core."""
 IN_MODEL = (

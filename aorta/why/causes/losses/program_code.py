@@ -25,6 +25,7 @@ from aorta.account.judge.occasional import Occasions
 from aorta.account.judge.sites import sites_of
 from aorta.account.judge.stacks import (
     CALLED_OF_TORCH,
+    FEWEST,
     LATE,
     MOST_RANKS,
     Samples,
@@ -73,8 +74,6 @@ ORDERS = re.compile(
     "unique|_return_|coalesce(?!d)|bincount|histc|argsort|searchsorted|bucketize|isin(?!st|f)|sparse_(coo|cs)"
 )
 """In names of operators that tell where rows belong: they have no gradients. "Coalesced" is what is sent."""
-FEWEST = 3
-"""Samples that show what is named."""
 METRIC_MODULES = ("torchmetrics", "torcheval")
 """Libraries whose modules are part of no model."""
 OF_VALUES = ("torch.tensor", "torch.as_tensor", "torch.from_numpy")

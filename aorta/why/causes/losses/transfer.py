@@ -16,7 +16,7 @@ import numpy as np
 from aorta.account.cause import MENDED_ERROR
 from aorta.account.judge.cells import Exposed, Host
 from aorta.account.judge.sites import gathers_parameters, sites_of
-from aorta.account.judge.stacks import samples_of_ranks, timed_samples_of
+from aorta.account.judge.stacks import FEWEST, samples_of_ranks, timed_samples_of
 from aorta.account.load.measures import noted_modes, noted_program
 from aorta.account.metrics import of_operation, operations
 from aorta.account.model import Run
@@ -32,6 +32,7 @@ from aorta.why.causes.code_lines import beside_calls_ms, is_behind_backward
 from aorta.why.causes.finding import OF_SAMPLES, WAIT, CauseFinding
 from aorta.why.causes.losses.host_needs import MOSTLY_IDLE
 from aorta.why.causes.losses.parts import CPU_BYTES_PER_S, Parts, part_of_device
+from aorta.why.causes.losses.program_code import DETAILED_STEPS
 from aorta.why.causes.losses.seen import Seen
 from aorta.why.causes.losses.units import (
     BUCKET_ERROR,
@@ -57,9 +58,6 @@ MOVING: dict[tuple[str, ...], float] = {("transfer", "communication"): 1.0}
 BESIDE = ("compute", "hidden", "core_taken", "blocked")
 """Where copies beside a transfer are on a CPU."""
 SENDS_BUFFERS = "_distributed_broadcast_coalesced"
-FEWEST = 3
-"""Samples of a rank that tell what it takes."""
-DETAILED_STEPS = 24
 SMALL_BYTES = 1 << 20
 """A call below it may be bound by latency."""
 OF_ZERO = "optimizer: ZeroRedundancyOptimizer"
