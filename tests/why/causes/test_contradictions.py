@@ -3,6 +3,7 @@
 import re
 import tarfile
 from pathlib import Path
+from types import SimpleNamespace
 
 import msgspec
 import numpy as np
@@ -10,6 +11,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from aorta.account.cause import Cause
 from aorta.account.judge import cells
 from aorta.account.judge.contradictions import Limits, in_cells, in_text
 from aorta.account.judge.judged import judge
@@ -17,7 +19,7 @@ from aorta.account.load.open import load_run
 from aorta.page.html import page
 from aorta.records.schema import HostUse
 from aorta.why.causes import rank as rank_of_causes
-from aorta.why.causes.contradictions import Exposures, without_contradictions
+from aorta.why.causes.contradictions import Exposures, in_cause, without_contradictions
 from aorta.why.causes.finding import CauseFinding
 from aorta.why.causes.rank import found_causes
 from aorta.why.causes.rules import rules
@@ -85,6 +87,31 @@ def test_cells_that_cannot_be_those_of_a_step_are_found(cells, wrong):
     step = np.full((2, 3), 40.0)
     found = in_cells(step, {name: np.full((2, 3), ms) for name, ms in cells.items()})
     assert (found is None) if wrong is None else wrong in found
+
+
+@pytest.mark.parametrize(
+    ("changed", "wrong"),
+    [
+        ({}, None),
+        ({"ms": -1.0}, "-1.0 ms"),
+        ({"rank": 7}, "there is no rank 7"),
+        ({"interval_ms": (11.0, 14.0)}, "10.000 ms lie outside of [11.000, 14.000]"),
+        ({"share": 1.2}, "120.0 % of the whole"),
+        ({"ms": 50.0, "interval_ms": None}, "50.000 ms of a step of 40.000 ms"),
+        ({"interval_ms": (8.0, 45.0)}, "up to 45.000 ms of a step"),
+        ({"bound_ms": 35.0}, "a step of 40.000 ms would take 35.000 ms"),
+        ({"ms": 13.0, "interval_ms": None, "bound_ms": 27.0}, "the cells of a step hold 12.000 of it"),
+        ({"is_in_step": False, "ms": 50.0, "interval_ms": None}, None),
+    ],
+)
+def test_a_cause_that_cannot_be_of_its_account_is_found(changed, wrong):
+    account = SimpleNamespace(mean_step_ms=40.0, ranks=[0, 1], limits=LIMITS)
+    cause = Cause(
+        kind="data_loading", subject="data loading", ms=10.0, interval_ms=(8.0, 12.0), why_no_interval="",
+        bound_ms=28.0, share=0.25, evidence=(), change="", check="", source="records",
+    )  # fmt: skip
+    found = [*in_cause(msgspec.structs.replace(cause, **changed), {"data": 12.0}, {"data": 12.0}, account)]
+    assert (found == []) if wrong is None else wrong in found[0]
 
 
 # ---- a contradiction while a report is made ------------------------------------------------------
