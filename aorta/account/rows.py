@@ -23,8 +23,7 @@ MANY_RANKS = 16
 
 def positive(values: Floats) -> Floats:
     """Without what is below 0; NaN counts as 0."""
-    result: Floats = np.maximum(np.nan_to_num(values), 0.0)
-    return result
+    return np.maximum(np.nan_to_num(values), 0.0)
 
 
 def ratio(part: Floats, whole: Floats, unknown: float = np.nan) -> Floats:
@@ -99,5 +98,4 @@ def _percentile(ordered: Floats, num_known: NumKnown, percent: float) -> Floats:
 
 def _at(ordered: Floats, places: NumKnown) -> Floats:
     """NaN of rows without a value, whose last one is NaN: their place is below 0."""
-    values: Floats = ordered[np.arange(len(ordered)), places]
-    return values
+    return ordered[np.arange(len(ordered)), places]

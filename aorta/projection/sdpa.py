@@ -180,8 +180,7 @@ def _steps_forward(size: AttentionSize, block: Block) -> Floats:
         visible_keys = np.minimum(
             visible_keys, size.window + block.tile_rows
         )  # the window of the first to that of the last query
-    steps: Floats = np.ceil(visible_keys / block.step)
-    return steps
+    return np.ceil(visible_keys / block.step)
 
 
 def _steps_backward(size: AttentionSize, block: Block) -> Floats:

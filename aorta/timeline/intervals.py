@@ -101,8 +101,7 @@ def length_within(a: Intervals, start: Floats, end: Floats) -> Floats:
         not_over = np.maximum(a[np.maximum(begun - 1, 0), 1] - time, 0.0)
         return before[begun] - np.where(begun > 0, not_over, 0.0)
 
-    length: Floats = length_before(end) - length_before(start)
-    return length
+    return length_before(end) - length_before(start)
 
 
 def run_lengths_ns(a: Intervals) -> list[int]:

@@ -71,8 +71,7 @@ class RankCalls:
 
     def of_kinds(self, is_of: Callable[[CollectiveKey], bool]) -> Flags:
         """Mask of the calls whose kind is one of those."""
-        mask: Flags = np.array([is_of(kind) for kind in self.kinds], dtype=bool)[self.kind]
-        return mask
+        return np.array([is_of(kind) for kind in self.kinds], dtype=bool)[self.kind]
 
     def op_of(self, call: int) -> str:
         return self.kinds[int(self.kind[call])][0]
@@ -133,15 +132,13 @@ def match_by_number(ranks: Sequence[int], calls: Sequence[RankCalls]) -> list[Ma
 
 
 def _sizes(calls: RankCalls) -> Ints:
-    sizes: Ints = np.array([kind[1] for kind in calls.kinds], dtype=np.int64)[calls.kind]
-    return sizes
+    return np.array([kind[1] for kind in calls.kinds], dtype=np.int64)[calls.kind]
 
 
 def _op_codes(calls: RankCalls, codes: dict[str, int]) -> Ints:
     """The operation of each call as a number that the ranks share; -1 where it is not known."""
     of_kind = [-1 if op == UNKNOWN_OP else codes.setdefault(op, len(codes)) for op, *_ in calls.kinds]
-    of_calls: Ints = np.array(of_kind, dtype=np.int64)[calls.kind]
-    return of_calls
+    return np.array(of_kind, dtype=np.int64)[calls.kind]
 
 
 def _common_calls(key: GroupKey, members: Sequence[RankCalls]) -> Ints:

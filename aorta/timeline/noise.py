@@ -119,8 +119,7 @@ class Error(NamedTuple):
 
     def variance(self) -> Floats:
         """Of the normal distribution whose 95 % interval is as wide."""
-        result: Floats = (self.width(0.05) / NORMAL_95) ** 2
-        return result
+        return (self.width(0.05) / NORMAL_95) ** 2
 
 
 def exact(variance: Floats | float, freedom: Floats | float) -> Error:
@@ -146,8 +145,7 @@ def inflation(series: Floats) -> Floats:
     variance = series.var(axis=-1)
     with np.errstate(divide="ignore", invalid="ignore"):
         ratio = error_of_mean(series).variance() * series.shape[-1] / variance
-    result: Floats = np.where(variance > 0, np.maximum(ratio, 1.0), 1.0)
-    return result
+    return np.where(variance > 0, np.maximum(ratio, 1.0), 1.0)
 
 
 def _weighed(points: Floats, known: Models) -> tuple[Floats, Floats]:

@@ -174,8 +174,7 @@ def _deviation(series: Floats) -> Floats:
     """Standard deviation about the middle, by the median deviation; by the mean one where that is 0."""
     away = np.abs(series - np.median(series, axis=-1, keepdims=True))
     middle = OF_NORMAL * np.median(away, axis=-1)
-    result: Floats = np.where(middle > 0, middle, 1.2533 * away.mean(axis=-1))
-    return result
+    return np.where(middle > 0, middle, 1.2533 * away.mean(axis=-1))
 
 
 def _inverse(columns: Floats, weights: Floats | None = None) -> Floats:
@@ -183,8 +182,7 @@ def _inverse(columns: Floats, weights: Floats | None = None) -> Floats:
     squares = np.swapaxes(columns, -1, -2) @ weighted
     size = np.trace(squares, axis1=-2, axis2=-1)[..., None, None]
     # A covariate that is the same on both sides explains nothing: its column is 0.
-    inverse: Floats = np.linalg.inv(squares + 1e-10 * size * np.eye(columns.shape[-1]))
-    return inverse
+    return np.linalg.inv(squares + 1e-10 * size * np.eye(columns.shape[-1]))
 
 
 def _solve(columns: Floats, series: Floats, weights: Floats) -> Floats:
@@ -192,8 +190,7 @@ def _solve(columns: Floats, series: Floats, weights: Floats) -> Floats:
         mean: Floats = ((weights * series).sum(axis=-1) / weights.sum(axis=-1))[..., None]
         return mean
     right = np.swapaxes(columns, -1, -2) @ (weights * series)[..., None]
-    result: Floats = (_inverse(columns, weights) @ right)[..., 0]
-    return result
+    return (_inverse(columns, weights) @ right)[..., 0]
 
 
 def runs_needed(ratio: LogRatio, matters: float, alpha: float) -> int | None:
@@ -219,5 +216,4 @@ def work_columns(tokens: Floats) -> Floats:
 
 def taken_columns(share: Floats) -> Floats:
     """Covariate [..., step, 1] of the share of each step in which others had the core."""
-    column: Floats = -np.log1p(-np.clip(share, 0.0, MOST_TAKEN))[..., None]
-    return column
+    return -np.log1p(-np.clip(share, 0.0, MOST_TAKEN))[..., None]

@@ -110,8 +110,7 @@ class _Line(NamedTuple):
     reference_ns: int
 
     def height_ns_at(self, time_ns: Ints) -> Floats:
-        height: Floats = self.height_ns + self.slope * (time_ns - self.reference_ns).astype(np.float64)
-        return height
+        return self.height_ns + self.slope * (time_ns - self.reference_ns).astype(np.float64)
 
 
 class _Way(NamedTuple):
@@ -259,10 +258,7 @@ def _tolerance_ns(
     alone = np.minimum(a.alone_ns[index_a], b.alone_ns[index_b])
     at_most = np.maximum(a.gap_ns / 2, alone / 4)
     loose = a.is_loose[index_a] | b.is_loose[index_b]
-    tolerance: Floats = np.where(
-        loose, at_most, np.minimum(at_most, max(LOOSE_END_NS, FAR_FROM_REST * scatter_ns))
-    )
-    return tolerance
+    return np.where(loose, at_most, np.minimum(at_most, max(LOOSE_END_NS, FAR_FROM_REST * scatter_ns)))
 
 
 def _likely_offsets(a: CallSequence, b: CallSequence) -> list[int]:
@@ -332,10 +328,7 @@ def _nearest(sorted_times: Floats, time: Floats) -> Ints:
     """Index of the nearest of ascending times, for each time."""
     right = np.clip(np.searchsorted(sorted_times, time), 0, len(sorted_times) - 1)
     left = np.maximum(right - 1, 0)
-    nearest: Ints = np.where(
-        np.abs(sorted_times[left] - time) <= np.abs(sorted_times[right] - time), left, right
-    )
-    return nearest
+    return np.where(np.abs(sorted_times[left] - time) <= np.abs(sorted_times[right] - time), left, right)
 
 
 def _explains(way: _Way, a: CallSequence, b: CallSequence) -> bool:

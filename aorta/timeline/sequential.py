@@ -60,8 +60,7 @@ def levels_of_looks(last: int, alpha: float) -> Floats:
     error = np.sqrt(squares[:, looks] / freedom / num[looks])
     p_values = 2 * stdtr(freedom, -np.abs(mean[:, looks]) / error)
     part = num[looks] / last
-    levels: Floats = float(np.quantile((p_values / part).min(axis=1), alpha)) * part
-    return levels
+    return float(np.quantile((p_values / part).min(axis=1), alpha)) * part
 
 
 def look(log_ratios: list[float], last: int, matters: float, alpha: float) -> Look:

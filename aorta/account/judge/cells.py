@@ -553,8 +553,7 @@ class Exposed:
     def lost_to_ms(self) -> Floats:
         """Of caused_ms, what delays the others."""
         waited, lost = self.wait_ms.sum(axis=0), self.lost_ms.sum(axis=0)
-        result: Floats = self.caused_ms * ratio(lost, waited, 0.0)
-        return result
+        return self.caused_ms * ratio(lost, waited, 0.0)
 
     @property
     def idle_waits_ms(self) -> Floats:
@@ -613,8 +612,7 @@ def _lost(judged: Run, ms: Floats, behind: str) -> Floats:
     lost = np.minimum(ahead, ms)
     known_ms = ms.sum(axis=1, where=is_known)
     share = ratio(lost.sum(axis=1, where=is_known), known_ms, 1.0)
-    result: Floats = np.where(is_known, lost, ms * share[:, None])
-    return result
+    return np.where(is_known, lost, ms * share[:, None])
 
 
 def has_point_to_point(judged: Run) -> bool:

@@ -197,8 +197,7 @@ def steps_left_out(judged: Run) -> Flags:
     is_timed, has_length = (
         np.isfinite(judged.values(name)).all(axis=0) for name in ("compute_ms", "step_ms")
     )
-    result: Flags = np.logical_and(~is_timed, has_length)
-    return result
+    return np.logical_and(~is_timed, has_length)
 
 
 def marks(run: Run) -> dict[str, Floats]:

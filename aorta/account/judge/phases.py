@@ -275,15 +275,13 @@ def _is_mostly_own(judged: Run) -> bool:
 
 def _in_model(samples: Samples) -> Flags:
     """Samples of modules, and of losses, which the loop calls as functions."""
-    result: Flags = samples.is_judged & (
+    return samples.is_judged & (
         samples.in_phase("forward") | (_before_backward(samples) & samples.leaf_is(is_a_loss))
     )
-    return result
 
 
 def _in_own_code(samples: Samples) -> Flags:
-    result: Flags = samples.is_judged & _before_backward(samples) & ~samples.leaf_is(is_a_loss)
-    return result
+    return samples.is_judged & _before_backward(samples) & ~samples.leaf_is(is_a_loss)
 
 
 def _before_backward(samples: Samples) -> Flags:

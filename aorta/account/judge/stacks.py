@@ -61,8 +61,7 @@ class Samples:
 
     @property
     def is_judged(self) -> Flags:
-        result: Flags = self.column >= 0
-        return result
+        return self.column >= 0
 
     def path(self, row: int) -> list[StackFrame]:
         """Frames of a sample, the outermost first."""

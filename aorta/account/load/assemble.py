@@ -280,8 +280,7 @@ def _left_out(metrics: Arrays) -> Flags:
     is_timed = np.zeros(metrics.shape[1], dtype=bool)
     for rows in row_blocks(metrics.shape):
         is_timed |= np.isfinite(metrics["compute_ms"][rows]).any(axis=0)
-    result: Flags = ~is_timed & is_timed.any()
-    return result
+    return ~is_timed & is_timed.any()
 
 
 def _complete_alone(metrics: Arrays, left_out: Flags, num_collectives: Ints) -> None:

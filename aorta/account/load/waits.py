@@ -111,8 +111,7 @@ def _exposed_of_calls(calls: RankCalls, waits: Waits) -> Floats:
     exposed = union((calls.exposed_ns - origin) / 1e6)
     start, end = ((ns - origin) / 1e6 for ns in (calls.start_ns, calls.end_ns))
     bare = np.where(np.isnan(calls.duration_ms), np.nan, length_within(exposed, start, end))
-    result: Floats = np.fmax(bare, waits.wait_ms)
-    return result
+    return np.fmax(bare, waits.wait_ms)
 
 
 def split_waits_by_step(
@@ -229,8 +228,7 @@ def busbw_by_transfer(metrics: MutableMapping[str, Floats]) -> None:
 
 
 def _of_transfer(busbw_gb_s: Floats, transfer_ms: Floats, duration_ms: Floats) -> Floats:
-    of_transfer: Floats = busbw_gb_s * ratio(duration_ms, transfer_ms)
-    return of_transfer
+    return busbw_gb_s * ratio(duration_ms, transfer_ms)
 
 
 def is_of_transfer(metrics: Mapping[str, Floats], op: str) -> bool:

@@ -144,8 +144,7 @@ def slopes_us(span_us: Floats, lengths: Sequence[int]) -> Floats:
     """Least-squares slope over the length, one per repetition; span_us is [repetition, length]."""
     kernels = np.asarray(lengths, dtype=np.float64)
     kernels -= kernels.mean()
-    slopes: Floats = span_us @ kernels / (kernels @ kernels)
-    return slopes
+    return span_us @ kernels / (kernels @ kernels)
 
 
 def pseudo_median(values: Floats, tick: float = 0.0) -> tuple[float, tuple[float, float]]:

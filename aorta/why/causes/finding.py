@@ -91,8 +91,7 @@ def together(findings: list[CauseFinding]) -> dict[tuple[str, ...], float]:
 def steps_with(values: Floats) -> Flags:
     """[step]: the steps that stand for a part that takes values: all, or of a rare one those that have it."""
     is_rare = np.median(values) == 0 and bool(values.any())
-    result: Flags = values > 0 if is_rare else np.ones(values.shape, dtype=bool)
-    return result
+    return values > 0 if is_rare else np.ones(values.shape, dtype=bool)
 
 
 def of_the_least(by_rank: Floats) -> Floats:

@@ -80,8 +80,7 @@ class Occupied:
         if rank not in self._of_rank:
             return np.zeros(len(start_ns))
         edges, busy = self._of_rank[rank]
-        overlap: Floats = np.interp(end_ns, edges, busy) - np.interp(start_ns, edges, busy)
-        return overlap
+        return np.interp(end_ns, edges, busy) - np.interp(start_ns, edges, busy)
 
 
 def _union(start_ns: Floats, end_ns: Floats) -> tuple[Floats, Floats]:

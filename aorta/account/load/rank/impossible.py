@@ -103,5 +103,4 @@ def _broken_sums(metrics: dict[str, Floats]) -> Iterator[Contradiction]:
 
 def _is_more(larger: Floats, smaller: Floats) -> Flags:
     """Returns True where larger exceeds smaller by more than rounding; False where one is NaN."""
-    is_more: Flags = larger - smaller > ROUNDING_MS + ROUNDING * np.maximum(larger, smaller)
-    return is_more
+    return larger - smaller > ROUNDING_MS + ROUNDING * np.maximum(larger, smaller)

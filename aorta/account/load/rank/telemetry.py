@@ -81,5 +81,4 @@ def _throttling(block: StepTable) -> dict[str, Floats]:
 
 
 def _of_places(places: NDArray[np.int32], values: list[float]) -> Floats:
-    column: Floats = np.array([*values, np.nan])[places]
-    return column
+    return np.array([*values, np.nan])[places]

@@ -264,8 +264,7 @@ def _locked_out(judged: Run) -> Floats:
 
 def _sleeps_in_torch(samples: Samples) -> Flags:
     within = samples.in_phase("forward", "backward", "optimizer") & samples.leaf_in("torch")
-    result: Flags = samples.is_judged & samples.that("sleeps") & within
-    return result
+    return samples.is_judged & samples.that("sleeps") & within
 
 
 def _delayed(values: Floats) -> Floats:
