@@ -60,6 +60,8 @@ class Count(NamedTuple):
     """Bytes of either pass that deterministic algorithms bring into an order, and nothing else would."""
     indexed_bytes: int
     """That CUDA's kernels bring into an order whatever is set."""
+    cast: Counter[torch.dtype | None]
+    """FLOPs forward, by the type to which autocast casts that the model enters itself."""
 
 
 def count_of(
@@ -123,7 +125,9 @@ def count_of(
     if None in watched.ordered and watched.gathered:
         watched.ordered[max(watched.gathered, key=watched.gathered.__getitem__)] += watched.ordered.pop(None)
     of_sums = watched.ordered, watched.indexed_bytes
-    return Count(flops, by_line, again.flops, *of_wide, *of_bytes, needless, forward, operators, *of_sums)
+    return Count(
+        flops, by_line, again.flops, *of_wide, *of_bytes, needless, forward, operators, *of_sums, watched.cast
+    )
 
 
 @contextmanager
@@ -153,13 +157,13 @@ def _without_autocast(watched: "_Watched") -> Iterator[None]:
     def enter(context: Any) -> Any:
         if threading.get_ident() != counting:
             return former["__enter__"](context)
-        watched.num_off += not context._enabled
+        watched.casts.append(context.fast_dtype if context._enabled else None)
         return context
 
     def leave(context: Any, *error: Any) -> Any:
         if threading.get_ident() != counting:
             return former["__exit__"](context, *error)
-        watched.num_off -= not context._enabled
+        watched.casts.pop()
 
     try:
         for name, function in zip(former, (init, enter, leave), strict=True):
@@ -240,8 +244,9 @@ class _Watched(TorchDispatchMode):
         self.is_backward = False
         self.flops = self._moved_bytes = self.num_operators = 0
         self._results = _Results()
-        self.num_off = 0
-        """Contexts without autocast that the model is in."""
+        self.casts: list[torch.dtype | None] = []
+        """Of the contexts of autocast that the model is in; None of those without."""
+        self.cast = Counter[torch.dtype | None]()
         self.fp64, self.fp32 = Counter[StackFrame | None](), Counter[StackFrame | None]()
         self.ordered, self.gathered = Counter[StackFrame | None](), Counter[StackFrame | None]()
         self.indexed_bytes = 0
@@ -287,12 +292,13 @@ class _Watched(TorchDispatchMode):
         if formula is not None:
             flops = int(formula(*args, **kwargs, out_val=result))
             self.flops += flops
+            self.cast[self.casts[-1] if self.casts else None] += 0 if self.is_backward else flops
         elif not _is_view(func):
             num_bytes = sum(tensor.numel() * tensor.element_size() for tensor in (*given, *made))
             self._moved_bytes += num_bytes
         self.num_operators += bool(flops or num_bytes)
         dtype = getattr(args[0], "dtype", None) if flops else None
-        is_off = self.num_off > 0 and not self.is_backward  # of what is computed again it is off, too
+        is_off = None in self.casts and not self.is_backward  # of what is computed again it is off, too
         if dtype == torch.float64 or (dtype == torch.float32 and is_off):
             by_line = self.fp64 if dtype == torch.float64 else self.fp32
             by_line[None if self.is_backward else line_of_caller()] += flops

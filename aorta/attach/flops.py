@@ -35,6 +35,7 @@ from aorta.attach.compiled_modules import called_around, may_compile, replace_ca
 from aorta.attach.layout_copies import LayoutCopies
 from aorta.attach.loss_loops import LossLoops
 from aorta.attach.meta_copies import (
+    LEFT_OUT,
     NotCountedError,
     copy_without_data,
     form_of,
@@ -523,6 +524,8 @@ class ModelCalls:
         except Exception as error:
             return None, _text_of(error)
         total = sum(self._times[key] * one.flops for key, one in counted.items())
+        if self._around is not None:
+            self.precision = self._precision_of(kinds, counted)
         with suppress(Exception):  # of what trains nothing, or of a copy that trains less
             if self._num_sharing > 1:
                 raise NotCountedError("what this rank does of the work is not told by lines")
@@ -532,6 +535,23 @@ class ModelCalls:
         return (
             (total / self._num_sharing, "") if total > 0 else (None, "torch counts no operator of the model")
         )
+
+    def _precision_of(
+        self, kinds: dict[Any, tuple[Module, Any, Any]], counted: "dict[Any, Count]"
+    ) -> str | None:
+        """Of a program that compiles, within whose model no call was seen. None where a wrapper of a forward,
+        which may be autocast's, was left out."""
+        within = Counter[torch.dtype | None]()
+        for key, one in counted.items():
+            within.update({dtype: self._times[key] * flops for dtype, flops in one.cast.items()})
+        ((dtype, _),) = within.most_common(1) or ((None, 0),)
+        if dtype is not None and self._type is not None:
+            return _precision(self._type, Counter({dtype: 1}))
+        is_plain = self.precision in ("fp32", "tf32")
+        are_left_out = any(
+            getattr(inner, LEFT_OUT, False) for copy, *_ in kinds.values() for inner in copy.modules()
+        )
+        return None if is_plain and are_left_out else self.precision
 
     def _of_frozen(self, trained: set[Any]) -> tuple[int, StackFrame | None]:
         """FLOPs of a call of the frozen module with most, of those that are called with what they were called

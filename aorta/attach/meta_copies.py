@@ -21,6 +21,8 @@ class NotCountedError(Exception):
     """Why there is no number."""
 
 
+LEFT_OUT = "wrapper_left_out"
+"""Attribute of a copy whose forward was wrapped."""
 MOST_MODULES = 20_000
 LEAST_ROWS = 64
 """Of a matrix, and columns, whose zeros are counted."""
@@ -114,6 +116,7 @@ def _copied(module: Module, known: dict[int, Any]) -> Module:
         getattr(own, "__self__", None) is not made or hasattr(own.__func__, "__wrapped__")
     ):
         del state["forward"]  # a wrapper, of autocast or of checkpoints, which would call the model itself
+        state[LEFT_OUT] = getattr(own, "__func__", None) is not type(made).forward
     made.__dict__.update(state)
     return made
 

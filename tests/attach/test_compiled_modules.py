@@ -186,6 +186,31 @@ def test_a_model_that_is_called_beside_a_compiled_one_unseen_has_no_count():
         assert calls.count()[1] == expected
 
 
+class Autocasts(Decoder):
+    def forward(self, ids):
+        with torch.autocast("cpu", torch.bfloat16):
+            return super().forward(ids)
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize("form", ["blocks", "whole"])
+@pytest.mark.parametrize("way", ["the model itself", "the program", "a wrapper", "nothing"])
+def test_the_precision_is_known_where_autocast_is_seen(form, way):
+    """Of the peak rate that MFU divides by; whether a wrapper of the model's forward casts is not known."""
+    model = Autocasts() if way == "the model itself" else Decoder()
+    if way == "a wrapper":
+        model.forward = torch.autocast("cpu", torch.bfloat16)(model.forward)
+    for one in model.blocks if form == "blocks" else [model]:
+        one.compile(backend="eager")
+    calls = ModelCalls()
+    calls.begin_step([torch.optim.SGD(model.parameters(), 0.1)], 0)
+    with torch.autocast("cpu", torch.bfloat16, enabled=way == "the program"):
+        model(torch.zeros(B, S, dtype=torch.long)).sum().backward()
+    calls.end_step()
+    assert calls.count() == (OF_DECODER, "")
+    assert calls.precision == {"nothing": "fp32", "a wrapper": None}.get(way, "bf16")
+
+
 @pytest.mark.heavy
 def test_nothing_is_left_in_a_module_nor_in_its_copies():
     model, called, _ = compiled_of("blocks in place", OPTIONS)
