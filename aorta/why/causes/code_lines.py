@@ -40,6 +40,8 @@ from aorta.why.causes.losses.program_code import (
 )
 from aorta.why.causes.program import program_of
 
+BY_CHANCE = 0.05
+"""From which on slow steps may have as many samples of a line as they have."""
 LEAST = 0.3
 """Of a loss, that the samples in its line must account for: fewer are of something else."""
 WAITS_IN: tuple[StackPhase, ...] = ("communication", "data", "checkpoint", "evaluation")
@@ -152,6 +154,8 @@ def line_of(finding: CauseFinding, judged: Run) -> CodeLine | None:
     least = LEAST if finding.kind != "compute" else LEAST / 3
     if op == "given_back":  # the launches behind it are what takes longer
         return found
+    if op == "slow_steps" and found is not None and _may_be_chance(found, stacks, finding, judged):
+        return None
     if found is None or found.num_samples < FEWEST or found.ms < least * finding.mean_ms:
         if isinstance(at := finding.facts.get("loop_at"), StackFrame):
             return _at(at)
@@ -165,6 +169,23 @@ def line_of(finding: CauseFinding, judged: Run) -> CodeLine | None:
             return _at(StackFrame(file, line, UNKNOWN, True)) if line else None
         return None if site is None else _at(StackFrame(site.file, site.line, site.function, True))
     return None if rows and not _issues_most(found, rows, stacks, finding.kind) else found
+
+
+def _may_be_chance(line: CodeLine, stacks: list[WeightedStack], finding: CauseFinding, judged: Run) -> bool:
+    """Whether slow steps, whose samples have ms above 0, may have as many samples of a line as they have: of
+    passes, which all steps have, as large a part may be in slow ones."""
+    from scipy.special import bdtrc
+
+    at = (line.file, line.line)
+    seen = [stack.ms > 0 for stack in stacks if any((one.file, one.line) == at for one in stack.frames)]
+    several = samples_of_ranks(judged.whole or judged)
+    passes = [
+        stack.ms > 0
+        for one in several
+        for stack in _chosen(finding, judged, one, 1.0, one.in_phase("backward", "optimizer"))
+    ]
+    share = sum(passes) / len(passes) if passes else 0.0
+    return bool(bdtrc(sum(seen) - 1, len(seen), share) >= BY_CHANCE)
 
 
 def waiting_calls(finding: CauseFinding, judged: Run) -> list[Waits]:
@@ -226,6 +247,16 @@ def is_dispatched(line: CodeLine, judged: Run) -> bool:
     paths = (one.stacks.path(node) for one in samples for node in set(one.rows[:, 5].tolist()))
     dealt = (path for path in paths if any(frame.function.startswith(DEALS) for frame in path))
     return any((frame.file, frame.line) == (line.file, line.line) for path in dealt for frame in path)
+
+
+def calls_model(line: CodeLine, first: int, last: int, judged: Run) -> bool:
+    """Whether samples of a model's forward pass are of a call in these lines of the same file."""
+    return any(
+        frame.file == line.file and first <= frame.line <= last
+        for one in samples_of_ranks(judged.whole or judged)
+        for stack in one.chosen(one.is_judged & one.in_phase("forward"))
+        for frame in stack.frames
+    )
 
 
 def waiting_line(waits: list[Waits]) -> CodeLine | None:
@@ -410,20 +441,27 @@ def _beyond_the_others(finding: CauseFinding, judged: Run, rank: int) -> list[We
     return [stack for group in by_line.values() if sum(one.ms for one in group) > 0 for stack in group]
 
 
-def _chosen(finding: CauseFinding, judged: Run, samples: Samples, factor: float) -> list[WeightedStack]:
-    """The samples that may be the finding's; of a loss in some steps those of these steps, less the usual."""
+def _chosen(
+    finding: CauseFinding,
+    judged: Run,
+    samples: Samples,
+    factor: float,
+    which: Flags | None = None,
+) -> list[WeightedStack]:
+    """The samples that may be the finding's, or which; of a loss in some steps those of these steps, less the
+    usual."""
     in_some = finding.occasions is not None
     if finding.steps is not None:
         is_slow, is_usual = _of_its_steps(finding, finding.steps, judged)
         in_some = bool(is_usual.any())
     elif finding.occasions is None or not len(finding.occasions.is_slow):
-        return samples.chosen(_which(finding, samples, in_some), factor)
+        return samples.chosen(_which(finding, samples, in_some) if which is None else which, factor)
     else:
         is_slow, is_usual = finding.occasions.among(_steps_of(judged), _steps_of(judged.whole or judged))
-    which = _which(finding, samples, in_some)
+    which = _which(finding, samples, in_some) if which is None else which
     num_slow, num_usual = int(is_slow.sum()), int(is_usual.sum())
     factor *= len(is_slow) / (num_slow + num_usual)  # of the steps of which it is known
-    which &= samples.is_judged
+    which = which & samples.is_judged
     return [
         *samples.chosen(which & is_slow[samples.column], factor),
         *samples.chosen(which & is_usual[samples.column], -factor * num_slow / max(num_usual, 1)),

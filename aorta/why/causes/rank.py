@@ -37,6 +37,7 @@ from aorta.timeline.statistics import MIN_STEPS, estimate, side
 from aorta.timeline.types import TRACE_SOURCES
 from aorta.why.causes.arguments import told_by_argument
 from aorta.why.causes.code_lines import (
+    calls_model,
     is_dispatched,
     issued_text,
     issuer_of,
@@ -74,6 +75,7 @@ from aorta.why.causes.source import (
     is_called_anew,
     made_in,
     pieces_of_run,
+    rounds_around,
     sends_of,
     source_of,
 )
@@ -826,8 +828,12 @@ def cause_of(
         facts |= workers.facts
     elif workers is not None:
         facts |= {"at_line": "", **workers.facts}
-    source = source_of(line.file, judged.noted) if line is not None and finding.kind in ANEW else None
+    may_loop = line is not None and finding.kind in (*ANEW, "pause")
+    source = source_of(line.file, judged.noted) if line is not None and may_loop else None
     if source is not None and line is not None:
+        rounds = rounds_around(source.tree, line.line)
+        if rounds is not None and calls_model(line, rounds.lineno, rounds.end_lineno or 0, judged):
+            facts["rounds"] = f"{Path(line.file).name}:{rounds.lineno}"
         is_anew = is_called_anew(source.tree, line.line, "state_dict")
         facts |= {"anew": "state_dict()"} if is_anew else {}
         facts |= {over: line.text} if (over := goes_through(source.tree, line.line)) else {}

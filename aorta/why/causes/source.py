@@ -30,6 +30,7 @@ CONVERTS = frozenset(
 """Functions and methods that a row needs no more of than many rows do."""
 OF_STEPS = {"backward", "step", "zero_grad"}
 """Methods that the loop of steps calls."""
+QUIET = re.compile(r"no_grad|inference_mode")
 OF_OBJECTS = re.compile(r"(?:gather_object|_object_list)$")
 """Collectives of torch.distributed."""
 COLLATES = re.compile(r"(?:collate_fn|data_collator)=(?:\w+\.)*(\w+)")
@@ -156,15 +157,34 @@ def goes_through(tree: ast.Module, line: int) -> str:
 
 def loops_around(tree: ast.Module, line: int, of_steps: bool = False) -> list[Loop]:
     """The outermost first; that of steps, which calls backward or an update, is none, or is what is asked
-    for."""
-    return [
-        loop
-        for loop in ast.walk(tree)
-        if isinstance(loop, Loop)
-        and loop.lineno <= line <= (loop.end_lineno or 0)
-        and of_steps
-        == bool({node.attr for node in ast.walk(loop) if isinstance(node, ast.Attribute)} & OF_STEPS)
-    ]
+    for. One within it that calls step() alone, as of a simulator, is none of steps."""
+    found: list[Loop] = []
+    has_passes = False
+    for loop in (node for node in ast.walk(tree) if isinstance(node, Loop)):
+        if loop.lineno <= line <= (loop.end_lineno or 0):
+            called = {node.attr for node in ast.walk(loop) if isinstance(node, ast.Attribute)} & OF_STEPS
+            is_of_steps = bool(called - {"step"} if has_passes else called)
+            has_passes |= "backward" in called
+            found += [loop] if is_of_steps == of_steps else []
+    return found
+
+
+def rounds_around(tree: ast.Module, line: int) -> Loop | None:
+    """The loop within a step, of numbered rounds or until something is so, that goes on without gradients."""
+    loops = [one for one in loops_around(tree, line) if isinstance(one, ast.While) or _counts(one)]
+    apart = [node for node in ast.walk(tree) if isinstance(node, ast.With | ast.FunctionDef)]
+    heads = [(node, node.items if isinstance(node, ast.With) else node.decorator_list) for node in apart]
+    quiet = [node for node, head in heads if any(QUIET.search(ast.unparse(one)) for one in head)]
+    for loop in loops:
+        for node in quiet:
+            around, inside = (node, loop) if node.lineno < loop.lineno else (loop, node)
+            if around.lineno <= inside.lineno <= (around.end_lineno or 0):
+                return loop
+    return None
+
+
+def _counts(loop: ForLoop) -> bool:
+    return ast.unparse(_over(loop).iter).startswith("range(")
 
 
 def _over(loop: ForLoop) -> ast.For | ast.comprehension:

@@ -258,6 +258,19 @@ def test_slow_steps_in_no_line_are_not_told(tmp_path):
     assert causes(judge(load_run(folder, "run"))) == []
 
 
+@pytest.mark.parametrize(("every", "kinds"), [(1, ["pause"]), (5, [])])
+def test_slow_steps_are_in_no_line_that_is_seen_in_all_samples_of_few_steps(tmp_path, every, kinds):
+    """Samples come of the slow steps alone, also of passes, which all steps have."""
+
+    def make(rank, step, noise):
+        return Host().work(30.0 * noise.gauss(1, 0.01) + 40.0 * (step % 5 == 0)).comm(2.0)
+
+    folder = run_of(tmp_path, make)
+    for rank in (0, 1):
+        write_stacks(folder, rank, (*COMMON, every), ("augment", "rest", "runs", 40.0, 5))
+    assert [cause.kind for cause in causes(judge(load_run(folder, "run")))] == kinds
+
+
 def test_slow_steps_are_not_in_the_line_that_calls_backward(tmp_path):
     """Of 40 ms that every fifth step is longer by, stacks show more in the backward pass than elsewhere."""
 
@@ -1122,7 +1135,10 @@ def test_a_batch_that_comes_in_many_pieces_costs_what_taking_them_takes(tmp_path
 
 @pytest.mark.parametrize(
     ("name", "is_python"),
-    [("np.sort", True), ("sorted", True), ("torch.cat", False), ("view", False), ("sum", False)],
+    [
+        *[(name, True) for name in ("np.sort", "np.dot", "sorted", "x.tolist")],
+        *[(name, False) for name in ("torch.cat", "view", "sum", "rows.dot", "self.x.sum")],
+    ],
 )
 def test_what_may_be_a_function_of_torch_is_not_called_python(name, is_python):
     called = StackFrame("", 0, name, is_program=False)
@@ -1225,6 +1241,9 @@ class Model:
             n = length.item()
             parts.append(self.head(row[:n]).mean(0))
         return torch.cat(parts)
+        for row in h:
+            for tag in range(9):
+                best.append(row.logsumexp(0))
 """
 
 
@@ -1236,6 +1255,8 @@ class Model:
         pytest.param(7, "Conv1d._conv_forward", 0, [], id="in-a-convolution"),
         pytest.param(7, "isnan", 0, ["costly"], id="in-a-check"),
         pytest.param(4, None, 0, [], id="before-it"),
+        pytest.param(9, None, 0, [], id="in-another-loop"),
+        pytest.param(11, "logsumexp", 0, ["reading"], id="in-loops-within-loops"),
         pytest.param(8, "cat", 0, [], id="behind-it"),
         pytest.param(7, None, 1 << 62, [], id="in-a-newer-source"),
         pytest.param(7, None, None, [], id="without-source"),
@@ -1252,7 +1273,9 @@ def test_a_loop_that_reads_values_is_told_by_its_source(tmp_path, line, leaf, wr
     linear = StackFrame("train.py", 9, "Model.forward", True), of_torch("Linear.forward")
     reason = "the forward pass reads values of tensors on the host (at Model.pool(), net.py:6)"
     found = in_the_forward_pass(path, linear, reason=reason, started_unix_ns=1 << 60)
-    assert [(origin, text) for origin, text, _ in found] == [(one, "Model.pool(), net.py:7") for one in told]
+    assert [(origin, text) for origin, text, _ in found] == [
+        (one, f"Model.pool(), net.py:{line}") for one in told
+    ]
 
 
 def test_where_no_cause_is_named_the_line_that_takes_most_of_a_step_is(tmp_path):

@@ -22,6 +22,7 @@ from aorta.why.causes.source import (
     indexes_alone,
     is_called_anew,
     pieces_of,
+    rounds_around,
     sends_of,
     source_of,
 )
@@ -242,10 +243,28 @@ STEPS = "for x, y in loader:\n    loss(x, y).backward()\n"
     (STEPS + "    for p, v in zip(model.parameters(), means):\n        v.add_(p.grad)", "tensors"),
     (STEPS + "    for p in model.parameters():\n        for q in p:\n            q /= q.norm()", "entries"),
     (STEPS + "    counts[x, y] += 1", ""),  # the loop of steps
+    (STEPS + "    while left:\n        left = world.step(left)", "entries"),
+    ("for x in rows:\n    train.step(x)", ""),
     ("for x in rows:\n    pass\nlog(rows)", ""),
 ])  # fmt: skip
 def test_what_a_loop_within_a_step_goes_through(text, found):
     assert goes_through(ast.parse(text), text.count("\n") + 1) == found
+
+
+ROUNDS = "for t in range(9):\n            act(see())"
+
+
+@pytest.mark.parametrize(("text", "line"), [
+    (STEPS + f"    with torch.no_grad():\n        {ROUNDS}", 4),
+    (STEPS + "    for t in range(9):\n        with torch.no_grad():\n            act(see())", 3),
+    (STEPS + f"    if t:\n        {ROUNDS}", None),  # maybe for gradients
+    (STEPS + "    with torch.no_grad():\n        for x in held_out:\n            act(x)", None),
+    ("for t in range(9):\n    loss().backward()\n    with no_grad():\n        act()", None),
+    (f"@torch.inference_mode()\ndef collect():\n    if 1:\n        {ROUNDS}", 4),
+])  # fmt: skip
+def test_rounds_without_gradients(text, line):
+    found = rounds_around(ast.parse(text), text.count("\n") + 1)
+    assert (found and found.lineno) == line
 
 
 @pytest.mark.parametrize(("text", "is_alone"), [

@@ -4,7 +4,6 @@ Averages of weights, metrics, logging, checks of gradients. The loop's own lines
 well, so that they are named from a larger share on.
 """
 
-import ast
 import builtins
 import io
 import math
@@ -67,7 +66,6 @@ LARGE = 0.1
 """Of a step, from which on a group is called by what it does to the device."""
 MOSTLY = 0.4
 """Of the idle time that the largest group may take, from which on exposed copies are what it does."""
-LOOPS = (ast.For, ast.While, ast.ListComp, ast.GeneratorExp)
 READ_AT = re.compile(r"values.* \(at (.+):(\d+)\)$")
 """Function and line, in the reason why a model was not counted."""
 ORDERS = re.compile(
@@ -90,6 +88,11 @@ ALSO_OF_TENSORS = (
     *("multinomial", "pow", "round", "sort", "sub", "sum", "values"),
 )
 """but for these."""
+OF_ARRAYS = (
+    *("all", "any", "argmax", "argmin", "argsort", "clip", "cumprod", "cumsum", "diagonal", "dot", "flatten"),
+    *("max", "mean", "min", "prod", "reshape", "squeeze", "std", "sum", "transpose", "var", "view"),
+)
+"""Methods of tensors and of numpy's arrays, each of which goes through all entries by itself."""
 SLOWING = {
     "tracer": "a tracer of Python's lines",
     "profile": "a profiler of Python's calls",
@@ -548,20 +551,22 @@ def operators_of(judged: Run) -> set[Line]:
 
 
 def _reading_loop(judged: Run, samples: list[Samples]) -> set[StackFrame]:
-    """Lines of the outermost loop of the model around the value that a count without data came upon. Empty
-    without one, and where the source is gone or was written since."""
+    """Lines of loops of the model around the value that a count without data came upon, and of loops within
+    loops, which it did not count then. Empty without such a value, and where the source was written since."""
     found = READ_AT.search(judged.noted.not_measured.get("flops_per_step", ""))
     if found is None:
         return set()
     frames = {frame for one in samples for frame in one.stacks.frames if frame.is_program}
-    frames = {frame for frame in frames if frame.text.rpartition(":")[0] == found[1]}
-    file = next((frame.file for frame in frames), "")
-    source = source_of(file, judged.noted)
-    tree = ast.Module([], []) if source is None else source.tree
-    loops = (node for node in ast.walk(tree) if isinstance(node, LOOPS))
-    around = [range(node.lineno, (node.end_lineno or 0) + 1) for node in loops]
-    lines = next((of_loop for of_loop in around if int(found[2]) in of_loop), ())
-    return {frame for frame in frames if frame.line in lines}
+    sources = {file: source_of(file, judged.noted) for file in {frame.file for frame in frames}}
+    in_loops = set()
+    for frame in frames:
+        source = sources[frame.file]
+        loops = [] if source is None else loops_around(source.tree, frame.line)
+        reads = frame.text.rpartition(":")[0] == found[1] and any(
+            loop.lineno <= int(found[2]) <= (loop.end_lineno or 0) for loop in loops
+        )
+        in_loops |= {frame} if reads or len(loops) > 1 else set()
+    return in_loops
 
 
 def entered(path: list[StackFrame]) -> StackFrame | None:
@@ -582,6 +587,9 @@ def _may_be_torchs(frame: StackFrame) -> bool:
     """Of a name without a frame: view() and act() may be anything."""
     if frame.file or frame.is_program:
         return frame.file == "torch"
+    owner, dot, name = frame.function.rpartition(".")
+    if dot and owner not in ("np", "numpy") and name in OF_ARRAYS:
+        return True
     is_builtin = any(hasattr(one, frame.function) for one in OF_PYTHON)
     is_builtin = is_builtin and frame.function not in ALSO_OF_TENSORS
     return frame.function.startswith(CALLED_OF_TORCH) or not (is_builtin or "." in frame.function)
