@@ -5,9 +5,7 @@ from functools import partial
 
 import pytest
 import torch
-import torch._dynamo
 from torch import nn
-from torch._dynamo.utils import counters
 from torch.distributed.fsdp import fully_shard
 from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
@@ -51,6 +49,18 @@ def squared(y):
     return y.square().mean()
 
 
+def doubled(x):
+    return F.gelu(x) * 2
+
+
+COMPILED = {"doubled": doubled}
+
+
+class CallsCompiled(Block):
+    def forward(self, x):
+        return x + self.down(COMPILED["doubled"](self.up(self.norm(x))))
+
+
 def compiled_of(form, options):
     """A model, what is called of it, and its loss."""
     torch.manual_seed(0)
@@ -65,6 +75,10 @@ def compiled_of(form, options):
     elif form == "functions of blocks":
         for block in model.blocks:
             block.up.forward = torch.compile(block.up.forward, **options)
+    elif form == "a function":
+        model.blocks = nn.ModuleList(CallsCompiled() for _ in range(LAYERS))
+        COMPILED["doubled"] = torch.compile(doubled, **options)
+        torch._dynamo.reset()  # by which torch forgets what it was asked for
     elif form == "in place":
         model.compile(**options)
     elif form == "wrapped":
@@ -78,14 +92,20 @@ def compiled_of(form, options):
     return model, called, loss
 
 
+def counters():
+    from torch._dynamo.utils import counters  # takes a second to load
+
+    return counters
+
+
 def compiled_so_far():
-    return {name: dict(counters[name]) for name in ("frames", "stats", "graph_break", "recompiles")}
+    return {name: dict(counters()[name]) for name in ("frames", "stats", "graph_break", "recompiles")}
 
 
 def trained(form, sizes, is_noted, options=OPTIONS, with_hook=False):
     """The losses of steps on as many rows, FLOPs with the reason, and what was compiled up to each step."""
     torch._dynamo.reset()
-    counters.clear()
+    counters().clear()
     model, called, loss = compiled_of(form, options)
     if with_hook:
         model.register_forward_hook(lambda *_: None)
@@ -122,6 +142,7 @@ ALIKE = [B] * 8
         "blocks in place",
         "wrapped blocks",
         "functions of blocks",
+        "a function",
         "in place",
         "wrapped",
         "forward",
@@ -163,7 +184,7 @@ def test_what_is_compiled_for_the_first_time_in_a_step_that_is_noted_is_not_comp
     model, called, loss = compiled_of(form, OPTIONS)
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     ids = torch.zeros(B, S, dtype=torch.long)
-    counters.clear()
+    counters().clear()
     calls.begin_step([optimizer], 0)
     loss(called(ids)).backward()
     calls.end_step()
