@@ -190,6 +190,11 @@ def noted_modes(run: RunRecord) -> Mapping[str, Any]:
     return modes if isinstance(modes, Mapping) else {}
 
 
+def num_threads(run: RunRecord) -> int:
+    """Of torch, in a rank's operators; 1 where nobody watched."""
+    return noted_modes(run).get("num_threads") or 1
+
+
 def peak_text(run: RunRecord) -> str:
     """'989 TFLOP/s bf16, NVIDIA H200 SXM 141 GB (NVIDIA H200 data sheet, dense rates, 2024-11)'; '' where the
     peak is not known."""

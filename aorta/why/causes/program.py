@@ -384,10 +384,14 @@ def _row_of(frame: StackFrame, kind: str) -> str:
     return frame.function.partition(".")[0] if is_row else ""
 
 
+def noted_line(place: tuple[str, int] | None) -> StackFrame | None:
+    """A line that was noted in the process, of no known function."""
+    return StackFrame(place[0], place[1], "<module>", True) if place else None
+
+
 def crowded_at(run: RunRecord) -> StackFrame | None:
     """The line that gives torch more threads than the cores of a machine have room for."""
-    at, names = noted_modes(run).get("threads_at"), program_of(run)[0]
-    return StackFrame(at[0], at[1], "<module>", True) if at and "own_threads" in names else None
+    return noted_line(noted_modes(run).get("threads_at")) if "own_threads" in program_of(run)[0] else None
 
 
 def _crowd(

@@ -34,6 +34,7 @@ from aorta.why.causes.losses.program_code import (
 )
 from aorta.why.causes.losses.seen import Seen
 from aorta.why.causes.losses.transfer import best_busbw
+from aorta.why.causes.program import noted_line
 from aorta.why.causes.source import loops_around, pieces_of_run, source_of
 
 REGISTERS = re.compile(r"[^=\s]*\.register_\w*hook\(")
@@ -98,7 +99,7 @@ def _of_gradients(judged: Run, samples: list[Samples]) -> _Hooks:
     facts: dict[str, object] = {
         "op": "comm_hook",
         "what": f"DDP's communication hook{'' if name is None else f' {name}()'}",
-        "at": seen.first if at is None else StackFrame(at[0], at[1], "<module>", True),
+        "at": noted_line(at) or seen.first,
         "gradient_bytes": num_bytes,
         "plain_ms": num_bytes * busbw_factor("all_reduce", len(judged.ranks)) / rate / 1e6,
         "rate": rate,

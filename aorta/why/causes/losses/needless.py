@@ -10,7 +10,8 @@ import math
 import re
 from collections import Counter
 from collections.abc import Iterator
-from typing import NamedTuple
+from functools import partial
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -18,7 +19,7 @@ import numpy as np
 from aorta.account.judge.cells import Account
 from aorta.account.judge.cores import cores_had
 from aorta.account.judge.stacks import sampled, sampled_ms, samples_of_ranks
-from aorta.account.load.measures import memory_limit_bytes, noted_modes, noted_program
+from aorta.account.load.measures import memory_limit_bytes, noted_modes, noted_program, num_threads
 from aorta.account.load.rank.host import FAULTS, READY, SYSTEM
 from aorta.account.load.rank.kernels import NAME_COUNT, NAME_TIME, TIME
 from aorta.account.load.rank.phases import PREFIX
@@ -41,7 +42,7 @@ from aorta.why.causes.losses.parts import (
     part_of_device,
     work_ms_of,
 )
-from aorta.why.causes.program import part_of_optimizers, program_of
+from aorta.why.causes.program import noted_line, part_of_optimizers, program_of
 from aorta.why.causes.source import pieces_of_run
 
 TAKES: dict[tuple[str, ...], float] = {WORK: 1.0}
@@ -216,29 +217,32 @@ def needless_work(judged: Run, account: Account) -> Iterator[CauseFinding]:
 
 def _all_of_it(judged: Run, account: Account) -> Iterator[CauseFinding]:
     names = operations(judged.metrics, NAME_TIME) if account.on_device else []
-    work = judged.noted.work
+    work = judged.noted.work or WorkOfStep()
     yield from _wide_kernels(judged, names, work)
     if of_cudnn := [name for name in names if CUDNN_COPY.search(name)]:
         ms = _time_of(judged, of_cudnn)
-        facts = {"op": "channels", "what": "convolutions in NCHW", "layout_ms": float(ms.mean())}
-        facts["at"] = None if work is None else work.model_at
+        found = _found("channels", "convolutions in NCHW", work.model_at, ms, layout_ms=float(ms.mean()))
         of_norm = [name for name in PASSES if name in names]
         if TRANSFORM in of_norm:
             pass_ms = _time_of(judged, [TRANSFORM]) / PASSES[TRANSFORM]
             norm_ms = sum(positive(_time_of(judged, [name]) - PASSES[name] * pass_ms) for name in of_norm)
-            ms, facts["norm_ms"] = ms + norm_ms, float(np.mean(norm_ms))
+            found.ms, found.facts["norm_ms"] = ms + norm_ms, float(np.mean(norm_ms))
         others = [name for name in names if NCHW.search(name) and name not in of_cudnn]
-        more_ms = float(_time_of(judged, others).mean())
-        yield CauseFinding("compute", ms, TAKES, facts=facts, more_ms=more_ms)
-    if work is not None and work.copies:
-        yield from _layout_copies(judged, [name for name in names if LAYOUT_COPY.search(name)], work)
+        found.more_ms = float(_time_of(judged, others).mean())
+        yield found
+    layout = [name for name in names if LAYOUT_COPY.search(name)]
+    # Those that lines of the program ask for, of the kernels that make them and what others ask for.
+    if work.copies and (num := sum(_count_of(judged, name) for name in layout)):
+        ms = _time_of(judged, layout) * min(work.copies / num, 1.0)
+        of_these_ms = float(ms.mean())
+        yield _found("layout", COPIES, work.copies_at, ms, num_copies=work.copies, layout_ms=of_these_ms)
     yield from _odd_products(judged, names, work)
     if columns := [name for name in names if COLUMNS.search(name)]:
         ms = _time_of(judged, columns)
-        products_ms = COLUMNS_SAVE * _time_of_class(judged, "gemm")
-        facts = {"op": "columns", "what": "inputs of convolutions copied into columns"}
-        facts |= {"columns_ms": float(ms.mean()), "kernel": columns[0]}
-        yield CauseFinding("compute", ms + np.minimum(products_ms, ms), TAKES, facts=facts)
+        both_ms = ms + np.minimum(COLUMNS_SAVE * _time_of_class(judged, "gemm"), ms)
+        found = _found("columns", "inputs of convolutions copied into columns", None, both_ms)
+        found.facts |= {"columns_ms": float(ms.mean()), "kernel": columns[0]}
+        yield found
     slowed_by = noted_modes(judged.noted).get("slowed_by") or {}
     if account.on_device and "deterministic" in slowed_by:
         yield from _deterministic(judged, account, names, slowed_by, work)
@@ -250,20 +254,39 @@ def _all_of_it(judged: Run, account: Account) -> Iterator[CauseFinding]:
         if in_passes[1]:  # beside them is what the program does itself
             ms = ms * min(sum(in_passes) / max(float(ms.mean()), 1e-9), 1.0)
         ms, takes = beside_others(account, ms)
-        if work is not None and work.flops:  # small operators take as long in fp32
-            threads = noted_modes(judged.noted).get("num_threads") or 1
-            most_s = 2 * work.fp64 / (threads * CORE_FLOPS_PER_S) + work.bytes / CPU_BYTES_PER_S
-            ms = np.minimum(ms, 1e3 * most_s)
+        if work.flops:  # small operators take as long in fp32
+            cores_s = num_threads(judged.noted) * CORE_FLOPS_PER_S
+            ms = np.minimum(ms, 1e3 * (2 * work.fp64 / cores_s + work.bytes / CPU_BYTES_PER_S))
         yield _all_in_fp64(judged, work, ms, takes)
-    if work is not None and work.causal and account.on_device:
+    if work.causal and account.on_device:
         ms = work.causal / work.attention * _time_of_class(judged, "attention")
-        facts = {"op": "causal", "what": "attention with a mask that is_causal says", "at": work.causal_at}
-        yield CauseFinding("compute", CAUSAL_SAVES * ms, TAKES, facts=facts | {"masked_ms": float(ms.mean())})
-    if work is not None and work.flops:
+        what, saved_ms = "attention with a mask that is_causal says", CAUSAL_SAVES * ms
+        yield _found("causal", what, work.causal_at, saved_ms, masked_ms=float(ms.mean()))
+    if work.flops:
         yield from _emulated(judged, account, work)
         yield from _calls_of_few_rows(judged, account, work)
         yield from _zeroed(judged, account, work)
         yield from _counted(judged, account, work)
+
+
+def _found(
+    op: str,
+    what: str,
+    at: StackFrame | None,
+    ms: Floats,
+    takes: dict[tuple[str, ...], float] = TAKES,
+    **facts: object,
+) -> CauseFinding:
+    return CauseFinding("compute", ms, takes, {"op": op, "what": what, "at": at, **facts})
+
+
+def _within(account: Account, least_ms: float, most_ms: float, **facts: Any) -> CauseFinding:
+    """Of what ranks compute on a CPU, what is known within limits: told is the middle, as of ratios."""
+    work_ms, (ms, takes) = float(work_ms_of(account).mean()), beside_others(account, work_ms_of(account))
+    lost_ms = math.sqrt(least_ms * most_ms)
+    found = _found(ms=lost_ms / work_ms * ms, takes=takes, least_part=least_ms / lost_ms, **facts)
+    found.more_ms = (most_ms - lost_ms) / work_ms * float(ms.mean())
+    return found
 
 
 def loss_loop(judged: Run, account: Account) -> Iterator[CauseFinding]:
@@ -323,43 +346,22 @@ def _emulated(judged: Run, account: Account, work: WorkOfStep) -> Iterator[Cause
     if account.on_device or work.precision not in SIXTEEN or types is None or work.precision in types:
         return
     ms, takes = beside_others(account, work_ms_of(account))
-    cores_s = (modes.get("num_threads") or 1) * CORE_FLOPS_PER_S
-    in_fp32_ms = 1e3 * (work.flops / cores_s + 2 * work.bytes / CPU_BYTES_PER_S)
-    facts: dict[str, object] = {
-        "op": "emulated",
-        "what": f"products in {work.precision}",
-        "at": work.model_at,
-        "work_ms": float(ms.mean()),
-        "in_fp32_ms": in_fp32_ms,
-        "dtype": work.precision,
-        "is_least": True,
-        "not_known": "by how much fp32 takes less than that",
-    }
-    yield CauseFinding("compute", positive(ms - in_fp32_ms), takes, facts=facts)
+    in_fp32_s = work.flops / (num_threads(judged.noted) * CORE_FLOPS_PER_S) + 2 * work.bytes / CPU_BYTES_PER_S
+    what, least_ms = f"products in {work.precision}", positive(ms - 1e3 * in_fp32_s)
+    found = _found("emulated", what, work.model_at, least_ms, takes, work_ms=float(ms.mean()), is_least=True)
+    found.facts |= {"in_fp32_ms": 1e3 * in_fp32_s, "dtype": work.precision}
+    found.facts["not_known"] = "by how much fp32 takes less than that"
+    yield found
 
 
-def _layout_copies(judged: Run, names: list[str], work: WorkOfStep) -> Iterator[CauseFinding]:
-    """Those that lines of the program ask for, of the kernels that make them and what others ask for."""
-    if num := sum(_count_of(judged, name) for name in names):
-        ms = _time_of(judged, names) * min(work.copies / num, 1.0)
-        facts = {
-            "op": "layout",
-            "what": COPIES,
-            "at": work.copies_at,
-            "num_copies": work.copies,
-        }
-        yield CauseFinding("compute", ms, TAKES, facts=facts | {"layout_ms": float(ms.mean())})
-
-
-def _odd_products(judged: Run, names: list[str], work: WorkOfStep | None) -> Iterator[CauseFinding]:
+def _odd_products(judged: Run, names: list[str], work: WorkOfStep) -> Iterator[CauseFinding]:
     """What kernels for rows that begin anywhere take, by their names, beyond others for such products; or
     those of the largest products, beyond the rate of the step's others."""
     align_of = {name: by[1] for name in names if (by := ODD.search(name)) is not None}
-    told, is_counted = [*align_of], work is not None and bool(work.odd_num)
+    told, at = [*align_of], None
     shape = odd_shape_of(judged, any(map(TWO_BYTES.search, told)))
     length, num = 0 if shape is None else shape[0], sum(_count_of(judged, name) for name in told)
-    at = None
-    if work is not None and is_counted:
+    if work.odd_num:
         length, num, at = work.odd_length, float(work.odd_num), work.odd_at or work.model_at
         told = told or _of_largest(judged, names, work.odd_num)
     if not told:
@@ -370,17 +372,14 @@ def _odd_products(judged: Run, names: list[str], work: WorkOfStep | None) -> Ite
     if align_of:
         kinds = {name: align_of[name] if TWO_BYTES.search(name) else "tf32" for name in told}
         slower = float(ms.mean()) / sum(float(took[name].mean()) / SLOWER[kinds[name]] for name in told)
-    elif work is not None and work.flops > work.odd:
+    elif work.flops > work.odd:
         all_ms = float(sum(_time_of_class(judged, name) for name in PRODUCTS).mean())  # type: ignore[union-attr]
         rate = (work.flops - work.odd) / max(all_ms - float(ms.mean()), 1e-9)
         slower = rate * float(ms.mean()) / work.odd
     kernel = max(align_of, key=lambda name: float(took[name].mean()), default="")
     rows = f"of {length:,} elements" if length else "that begin anywhere"
     if slower > 1 / ODD_RATE:
-        facts = {
-            "op": "odd",
-            "what": f"{num:,.0f} products with rows {rows}",
-            "at": at,
+        facts: dict[str, Any] = {
             "odd_ms": float(ms.mean()),
             "slower": f"{slower:.1f}",
             "odd_kernel": kernel.partition("(")[2].rstrip(")") or kernel or None,
@@ -388,7 +387,7 @@ def _odd_products(judged: Run, names: list[str], work: WorkOfStep | None) -> Ite
             "padded": f"{-(-length // 64) * 64:,}",
             "shape": None if shape is None else " x ".join(f"{size:,}" for size in shape[1]),
         }
-        yield CauseFinding("compute", (1 - 1 / slower) * ms, TAKES, facts=facts)
+        yield _found("odd", f"{num:,.0f} products with rows {rows}", at, (1 - 1 / slower) * ms, **facts)
 
 
 def odd_shape_of(judged: Run, has_two_bytes: bool) -> tuple[int, list[int]] | None:
@@ -422,7 +421,7 @@ def _count_of(judged: Run, name: str) -> float:
     return judged.mean_of(of_operation(NAME_COUNT, name)) or 0.0
 
 
-def _wide_kernels(judged: Run, names: list[str], work: WorkOfStep | None) -> Iterator[CauseFinding]:
+def _wide_kernels(judged: Run, names: list[str], work: WorkOfStep) -> Iterator[CauseFinding]:
     """Products without tensor cores, or all in fp64, where others are in a lower precision."""
     own = [name for name in names if classifier(COMM_RULES).comm_op(name) is None]
     products = [name for name in own if kernel_class(name) == "gemm"]
@@ -431,13 +430,12 @@ def _wide_kernels(judged: Run, names: list[str], work: WorkOfStep | None) -> Ite
     others = {"fp64": [name for name in own if name not in fp64], "fp32": lower}
     if fp32 and not lower and (as_fast := _tf32_as_fast(judged)):
         ms = _time_of(judged, fp32)
-        facts = {"op": "all_fp32", "what": "matrix products in fp32, all of them", "all_ms": float(ms.mean())}
+        op, what = "all_fp32", "matrix products in fp32, all of them"
         convs = [name for name in fp32 if CONVOLUTION.search(name)]
         is_tf32 = any("tf32" in name for name in products)
         if convs and not is_tf32 and _time_of(judged, convs).mean() >= HALF * ms.mean():
-            facts |= {"op": "convs_fp32", "what": "convolutions in fp32"}
-        facts["at"] = None if work is None else work.model_at
-        yield CauseFinding("compute", (1 - as_fast) * ms, TAKES, facts=facts)
+            op, what = "convs_fp32", "convolutions in fp32"
+        yield _found(op, what, work.model_at, (1 - as_fast) * ms, all_ms=float(ms.mean()))
     for op, wide, less in (("fp64", fp64, FP64_MORE), ("fp32", fp32, 1 - AS_FAST)):
         if not wide or not (others[op] or op == "fp64"):
             continue
@@ -447,20 +445,16 @@ def _wide_kernels(judged: Run, names: list[str], work: WorkOfStep | None) -> Ite
             if op == "fp64":
                 yield _all_in_fp64(judged, work, ms, TAKES)
             continue
-        facts = {
-            "op": op,
-            "what": f"{'work' if op == 'fp64' else 'matrix products'} in {op}",
-            "wide_ms": float(ms.mean()),
-            "others_ms": others_ms,
-            "at": getattr(work, f"{op}_at", None),
-            "kernel": max(wide, key=lambda name: _time_of(judged, [name]).mean()).partition("_tilesize")[0],
-        }
-        yield CauseFinding("compute", less * ms, TAKES, facts=facts)
+        what, at = f"{'work' if op == 'fp64' else 'matrix products'} in {op}", getattr(work, f"{op}_at")
+        found = _found(op, what, at, less * ms, wide_ms=float(ms.mean()), others_ms=others_ms)
+        longest = max(wide, key=lambda name: _time_of(judged, [name]).mean())
+        found.facts["kernel"] = longest.partition("_tilesize")[0]
+        yield found
 
 
-def _is_in_fp64(judged: Run, work: WorkOfStep | None) -> bool:
+def _is_in_fp64(judged: Run, work: WorkOfStep) -> bool:
     """All the model's products; where nobody counted them, its parameters, if they are large."""
-    if work is None or not work.flops:
+    if not work.flops:
         sizes = Counter[str]()
         for row in noted_program(judged.noted).get("optimizers") or []:
             sizes.update(row.get("bytes_of_dtypes") or {})
@@ -469,14 +463,13 @@ def _is_in_fp64(judged: Run, work: WorkOfStep | None) -> bool:
 
 
 def _all_in_fp64(
-    judged: Run, work: WorkOfStep | None, ms: Floats, takes: dict[tuple[str, ...], float]
+    judged: Run, work: WorkOfStep, ms: Floats, takes: dict[tuple[str, ...], float]
 ) -> CauseFinding:
     """Of ms, which are all of such work."""
-    at = None if work is None else work.fp64_at or work.model_at
-    facts: dict[str, object] = {"op": "all_fp64", "what": "a network in fp64", "at": at}
-    facts["fp64_ms"] = float(ms.mean())
-    facts["tf32"] = "torch.set_float32_matmul_precision('high')" if _tf32_as_fast(judged) else None
-    return CauseFinding("compute", FP64_MORE * ms, takes, facts=facts)
+    at, of_all_ms = work.fp64_at or work.model_at, float(ms.mean())
+    found = _found("all_fp64", "a network in fp64", at, FP64_MORE * ms, takes, fp64_ms=of_all_ms)
+    found.facts["tf32"] = "torch.set_float32_matmul_precision('high')" if _tf32_as_fast(judged) else None
+    return found
 
 
 def _tf32_as_fast(judged: Run) -> float:
@@ -511,14 +504,12 @@ def _counted(judged: Run, account: Account, work: WorkOfStep) -> Iterator[CauseF
         samples = sampled(judged, *at.function_id, lines, own)
         return sum(samples), len(samples)
 
-    def finding(op: str, what: str, at: StackFrame | None, lost_ms: Floats, **facts: object) -> CauseFinding:
-        return CauseFinding("compute", lost_ms, takes, facts={"op": op, "what": what, "at": at, **facts})
-
+    finding = partial(_found, takes=takes)
     in_backward_ms = None if account.on_device else judged.mean_of_host(f"{PREFIX}backward")
     passes_ms = PASSES_AT_MOST * (in_backward_ms or 0.0)
     used = memory_used(judged)
     same_at = None if work.unchanged_at is None else work.unchanged_at.text
-    facts_of: dict[str, dict[str, object]] = {
+    facts_of: dict[str, dict[str, Any]] = {
         "again": {"launched": work.again_launched, **({} if used is None else used._asdict())},
         "scores": {"moved_bytes": work.scores_bytes},
         "grown": {"grown_bytes": work.grown_bytes},
@@ -597,8 +588,8 @@ def _counted(judged: Run, account: Account, work: WorkOfStep) -> Iterator[CauseF
         if seen_ms:
             # Without what they compute, were each but one operator; as much of a backward pass that is there.
             # A step of nothing but small operators has a low rate because of them: no core is so slow.
-            threads = noted_modes(judged.noted).get("num_threads") or 1
-            least_s = loop.flops / (threads * CORE_FLOPS_PER_S) + loop.bytes / CPU_BYTES_PER_S
+            cores_s = num_threads(judged.noted) * CORE_FLOPS_PER_S
+            least_s = loop.flops / cores_s + loop.bytes / CPU_BYTES_PER_S
             own_ms = min(float(part_ms(loop.flops, loop.bytes).mean()), 1e3 * least_s / on_core)
             own_ms += seen_ms / loop.iterations
             backward = min(loop.all_operators / loop.operators - 1, 1.0)
@@ -608,7 +599,8 @@ def _counted(judged: Run, account: Account, work: WorkOfStep) -> Iterator[CauseF
         if lost > 0 and on_core * each_ms < SMALL_CALL_MS:
             what = f"{loop.all_operators:,} small operators in a loop"
             lost_ms = min(lost / work_ms, MOST_OF_WORK) * ms
-            facts = {"iterations": loop.iterations, "each_us": 1e3 * each_ms, "loop_lines": lines_text(loop)}
+            facts: dict[str, Any] = {"iterations": loop.iterations, "each_us": 1e3 * each_ms}
+            facts["loop_lines"] = lines_text(loop)
             op = "unchanged" if _is_unchanged(loop, work) else loop.kind
             found = finding(op, what, loop.at, lost_ms, **facts | facts_of.get(op, {}))
             found.num_samples = num
@@ -703,19 +695,13 @@ def _pages(judged: Run, account: Account) -> Iterator[CauseFinding]:
     sure_ms = min(pages.part * account.mean_step_ms - others_ms, lost_ms)
     if sure_ms < HALF * lost_ms:
         return
-    work = judged.noted.work
-    lines = [] if work is None else work.lines
-    most = max(lines, key=lambda line: line.forward_bytes, default=None)
-    facts: dict[str, object] = {
-        "op": "pages",
-        "what": "new pages of memory for results of operators",
-        "at": most.at if most is not None else None if work is None else work.model_at,
-        "num_pages": f"{pages.faults:,.0f}",
-        "pages_ms": pages.ms,
-        "least_part": HALF * sure_ms / lost_ms,
-    }
-    found = CauseFinding("compute", pages.part * ms, takes, facts=facts, more_ms=HALF * lost_ms)
-    found.size_error = OF_SAMPLES / math.sqrt(pages.ticks)
+    work = judged.noted.work or WorkOfStep()
+    most = max(work.lines, key=lambda line: line.forward_bytes, default=None)
+    at = work.model_at if most is None else most.at
+    found = _found("pages", "new pages of memory for results of operators", at, pages.part * ms, takes)
+    found.facts |= {"num_pages": f"{pages.faults:,.0f}", "pages_ms": pages.ms}
+    found.facts["least_part"] = HALF * sure_ms / lost_ms
+    found.more_ms, found.size_error = HALF * lost_ms, OF_SAMPLES / math.sqrt(pages.ticks)
     yield found
 
 
@@ -723,19 +709,15 @@ def _zeroed(judged: Run, account: Account, work: WorkOfStep) -> Iterator[CauseFi
     """What it takes to set gradients to zero and add to them, on a CPU."""
     if account.on_device or work.zeroed_bytes < LARGE_BYTES:
         return
-    threads = noted_modes(judged.noted).get("num_threads") or 1
-    ms, takes = beside_others(account, work_ms_of(account))
-    work_ms = float(work_ms_of(account).mean())
-    rates = CPU_BYTES_PER_S * threads, FROM_CACHES_BYTES_PER_S * threads
-    most_ms, least_ms = (min(1e3 * PASSES_OF_ZEROS * work.zeroed_bytes / rate, work_ms) for rate in rates)
-    lost_ms = math.sqrt(least_ms * most_ms)
-    facts: dict[str, object] = {"op": "zeroed", "what": "gradients that are set to zero and added to"}
-    facts |= {"zeroed_bytes": work.zeroed_bytes, "least_part": least_ms / lost_ms}
-    more_ms = (most_ms - lost_ms) / work_ms * float(ms.mean())
-    evidence = ["gradients that are new in each step take new pages, which some virtual machines give slowly"]
-    yield CauseFinding(
-        "compute", lost_ms / work_ms * ms, takes, facts=facts, more_ms=more_ms, evidence=evidence
+    threads, work_ms = num_threads(judged.noted), float(work_ms_of(account).mean())
+    rates = FROM_CACHES_BYTES_PER_S * threads, CPU_BYTES_PER_S * threads
+    limits_ms = (min(1e3 * PASSES_OF_ZEROS * work.zeroed_bytes / rate, work_ms) for rate in rates)
+    what = "gradients that are set to zero and added to"
+    found = _within(account, *limits_ms, op="zeroed", what=what, at=None, zeroed_bytes=work.zeroed_bytes)
+    found.evidence.append(
+        "gradients that are new in each step take new pages, which some virtual machines give slowly"
     )
+    yield found
 
 
 def _part_of_attention(judged: Run, account: Account, work_ms: Floats) -> float:
@@ -760,33 +742,20 @@ def _reads_gradients(judged: Run) -> bool:
 def _calls_of_few_rows(judged: Run, account: Account, work: WorkOfStep) -> Iterator[CauseFinding]:
     """What calls of a model on a few rows each take beyond one call on all: of each operator what it takes
     whatever its rows, and to go through the weights. Both are known within limits."""
-    calls, threads = work.calls, noted_modes(judged.noted).get("num_threads") or 1
+    calls = work.calls
     if calls is None or calls.num < MANY_CALLS or account.on_device:
         return
-    ms, takes = beside_others(account, work_ms_of(account))
-    moved_bytes = PASSES_OF_WEIGHTS * calls.parameter_bytes / threads
+    moved_bytes = PASSES_OF_WEIGHTS * calls.parameter_bytes / num_threads(judged.noted)
     beyond = calls.num - 1
     least_ms = beyond * (OF_A_CALL_MS * calls.operators + 1e3 * moved_bytes / FROM_CACHES_BYTES_PER_S)
     most_ms = beyond * (AT_MOST_MS * calls.operators + 1e3 * moved_bytes / CPU_BYTES_PER_S)
-    work_ms = float(work_ms_of(account).mean())
-    most_ms = min(most_ms, beyond / calls.num * work_ms)
-    least_ms = min(least_ms, most_ms)
-    if least_ms <= 0:
-        return
-    lost_ms = math.sqrt(least_ms * most_ms)
-    part = lost_ms / work_ms
-    facts: dict[str, object] = {
-        "op": "calls",
-        "what": f"{calls.num} calls of the model a step, on {counted(calls.rows, 'row')} each",
-        "at": calls.at,
-        "num_calls": calls.num,
-        "operators_each": f"{calls.operators:,}",
-        "each_bytes": float(calls.parameter_bytes),
-        "least_part": least_ms / lost_ms,
-    }
-    found = CauseFinding("compute", part * ms, takes, facts=facts)
-    found.more_ms = (most_ms - lost_ms) / work_ms * float(ms.mean())
-    yield found
+    most_ms = min(most_ms, beyond / calls.num * float(work_ms_of(account).mean()))
+    if (least_ms := min(least_ms, most_ms)) > 0:
+        what = f"{calls.num} calls of the model a step, on {counted(calls.rows, 'row')} each"
+        found = _within(account, least_ms, most_ms, op="calls", what=what, at=calls.at, num_calls=calls.num)
+        found.facts["operators_each"] = f"{calls.operators:,}"
+        found.facts["each_bytes"] = float(calls.parameter_bytes)
+        yield found
 
 
 def _see_launches_and_solves(found: CauseFinding, judged: Run, account: Account, work: WorkOfStep) -> None:
@@ -867,16 +836,10 @@ def idle_cores(judged: Run, account: Account) -> Iterator[CauseFinding]:
     work_ms = work_ms_of(account)
     if is_busy or are_idle or account.share("core_taken") > LARGE or share < HALF:
         return
-    operators_ms = SMALL_CALL_MS * sum(line.operators for line in work.lines)
-    part = THREADS_SAVE * (1 - used / cores) * max(1 - operators_ms / float(work_ms.mean()), 0.0)
-    at = modes.get("threads_at")
     has_thread = any(one.that("locked_out").any() for one in samples_of_ranks(judged.whole or judged))
-    facts = {
-        "op": "threads",
+    facts: dict[str, Any] = {
         "saves": "may, beside another thread of the process, save up to" if has_thread else "save",
         "is_alone": len(judged.ranks) == judged.noted.world_size == 1 and not has_thread,
-        "what": "cores that idle",
-        "at": None if at is None else StackFrame(at[0], at[1], "<module>", True),
         "threads": counted(threads, "thread"),
         "whole_cores": f"{cores}",
         "alone_on": f"{cores}" if had is None else None,
@@ -884,7 +847,14 @@ def idle_cores(judged: Run, account: Account) -> Iterator[CauseFinding]:
         "enough": f"{enough}",
         "omp_threads": judged.noted.environment.get("OMP_NUM_THREADS"),
     }
-    yield CauseFinding("compute", part * work_ms, TAKES, facts=facts)
+    ms = _by_threads(work, work_ms, 1 - used / cores)
+    yield _found("threads", "cores that idle", noted_line(modes.get("threads_at")), ms, **facts)
+
+
+def _by_threads(work: WorkOfStep, work_ms: Floats, part: float) -> Floats:
+    """What threads on that part of the cores save, of all but what operators need before their arithmetic."""
+    operators_ms = SMALL_CALL_MS * sum(line.operators for line in work.lines)
+    return THREADS_SAVE * part * max(1 - operators_ms / float(work_ms.mean()), 0.0) * work_ms
 
 
 def bound_cores(judged: Run, account: Account) -> Iterator[CauseFinding]:
@@ -899,7 +869,7 @@ def bound_cores(judged: Run, account: Account) -> Iterator[CauseFinding]:
     facts: dict[str, object] = {
         "op": "bound",
         "what": f"{counted(around - cores, 'core')} that the process is bound away from",
-        "at": None if at is None else StackFrame(at[0], at[1], "<module>", True),
+        "at": noted_line(at),
         "around": f"{around}",
         "bound_to": f"{cores}",
         "is_most": True,
@@ -915,11 +885,9 @@ def bound_cores(judged: Run, account: Account) -> Iterator[CauseFinding]:
         return
     if record.work is None or record.world_size > 1:
         return
-    work_ms = work_ms_of(account)
-    operators_ms = SMALL_CALL_MS * sum(line.operators for line in record.work.lines)
-    part = THREADS_SAVE * (1 - cores / around) * max(1 - operators_ms / float(work_ms.mean()), 0.0)
+    ms = _by_threads(record.work, work_ms_of(account), 1 - cores / around)
     facts["not_known"] = "what others use of these cores"
-    yield CauseFinding("compute", part * work_ms, TAKES, facts=facts)
+    yield CauseFinding("compute", ms, TAKES, facts=facts)
 
 
 def _unread_rows(
@@ -1019,19 +987,17 @@ def _deterministic(
     account: Account,
     names: list[str],
     slowed_by: dict[str, tuple[str, int] | None],
-    work: WorkOfStep | None,
+    work: WorkOfStep,
 ) -> Iterator[CauseFinding]:
     """What kernels that sum in a fixed order, and those that fill new memory, take: at most that is saved, as
     others take their place. Of the first, which table[index] has anyway, their part by bytes. Of what
     interpolates no record tells which of the small ones are its own. cuDNN 9 has convolutions of both sorts
     that take the same time: ResNet-50's on an H200."""
-    file, line = slowed_by["deterministic"] or ("", 0)
-    facts: dict[str, object] = {"op": "deterministic", "what": "deterministic algorithms"}
-    facts["at"] = StackFrame(file, line, "<module>", True) if line else None
+    facts: dict[str, Any] = {}
     in_order = [name for name in names if INDEXED.search(name) or SORTS.search(name)]
     fills = [name for name in names if "filled" in slowed_by and ZEROS.search(name)]
     ms, filled_ms = _time_of(judged, in_order), _time_of(judged, fills)
-    if work is not None and work.ordered_bytes + work.indexed_bytes:
+    if work.ordered_bytes + work.indexed_bytes:
         ms = ms * (part := work.ordered_bytes / (work.ordered_bytes + work.indexed_bytes))
         facts["ordered_part"] = percent(part) if part < 1 else None
         facts["ordered_line"] = None if work.ordered_at is None else work.ordered_at.text
@@ -1042,7 +1008,8 @@ def _deterministic(
         is_more = any(IN_PARTS.search(one.text) for one in pieces_of_run(judged))
         if is_more:
             facts |= {"is_most": False, "unbounded": "what all kernels take without them is not known"}
-        found = CauseFinding("compute", ms, TAKES, facts=facts)
+        at = noted_line(slowed_by["deterministic"])
+        found = _found("deterministic", "deterministic algorithms", at, ms, **facts)
         found.evidence = [NOT_ALL] if is_more else []
         yield found
 
@@ -1056,12 +1023,9 @@ def _one_after_the_other(judged: Run, names: list[str]) -> Iterator[CauseFinding
     ms, num = _time_of(judged, names), sum(_count_of(judged, name) for name in names)
     moving_ms = 1e3 * 4 * used.peak_bytes / hardware.memory.sustained_hbm_bytes_per_s
     if num and ms.mean() >= num * moving_ms:
-        facts = {
-            "op": "shared",
-            "what": "rows of a table that many indices share",
-            "shared_ms": float(ms.mean()),
-        }
-        yield CauseFinding("compute", ms, TAKES, facts=facts | {"kernel_of_index": names[0]})
+        found = _found("shared", "rows of a table that many indices share", None, ms)
+        found.facts |= {"shared_ms": float(ms.mean()), "kernel_of_index": names[0]}
+        yield found
 
 
 def _time_of(judged: Run, names: list[str], metric: str = NAME_TIME) -> Floats:

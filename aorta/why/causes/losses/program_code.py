@@ -50,7 +50,7 @@ from aorta.why.causes.finding import WAIT, CauseFinding
 from aorta.why.causes.losses.host_needs import MOSTLY_IDLE
 from aorta.why.causes.losses.needless import CONVOLUTION
 from aorta.why.causes.losses.seen import Line, Seen, line_of
-from aorta.why.causes.program import program_of
+from aorta.why.causes.program import noted_line, program_of
 from aorta.why.causes.rules import faster_form, instead_of
 from aorta.why.causes.source import goes_through, hands_numbers, loops_around, source_of
 
@@ -310,8 +310,7 @@ def _slowed(judged: Run, account: Account) -> Iterator[CauseFinding]:
         sizes = _sizes_tried(judged) if name == "cudnn_benchmark" else None
         if sizes is None if name == "cudnn_benchmark" else is_hidden:
             continue
-        file, line = slowed_by[name] or ("", 0)
-        at = StackFrame(file, line, "<module>", True) if line else None
+        at = noted_line(slowed_by[name])
         facts = {"op": "slowed", "origin": name, "what": SLOWING[name], "at": at}
         per_s, call_ns = (modes.get(f"profiled_{of}") for of in ("calls_per_s", "call_ns"))
         if name == "profile" and per_s and call_ns:
@@ -384,7 +383,7 @@ def _anomaly(judged: Run, account: Account, samples: list[Samples], ms: Floats, 
     at = None if at is None or _turns_it_off(at[0], at[1], judged) else at
     facts: dict[str, Any] = {"op": "anomaly", "what": "autograd's anomaly detection"}
     facts |= {"stacks_ms": seen_ms, "backward_ms": backward_ms}
-    facts["at"] = None if at is None else StackFrame(at[0], at[1], "<module>", True)
+    facts["at"] = noted_line(at)
     if account.on_device:
         ms = ms + min(backward_ms, max(account.mean_ms("launch") - seen_ms, 0.0))
         return CauseFinding("program_code", ms, {DEVICE_CELLS: 1.0}, facts, num_samples=num)

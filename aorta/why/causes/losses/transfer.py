@@ -17,7 +17,7 @@ from aorta.account.cause import MENDED_ERROR
 from aorta.account.judge.cells import Exposed, Host
 from aorta.account.judge.sites import gathers_parameters, sites_of
 from aorta.account.judge.stacks import FEWEST, samples_of_ranks, timed_samples_of
-from aorta.account.load.measures import noted_modes, noted_program
+from aorta.account.load.measures import noted_program, num_threads
 from aorta.account.metrics import of_operation, operations
 from aorta.account.model import Run
 from aorta.account.numbers import byte_text, counted
@@ -397,7 +397,7 @@ def _take_what_hides(finding: CauseFinding, judged: Run, op: str, repeats: int, 
         return
     if "bucket_view" not in program_of(judged.noted)[0] and op == "all_reduce":
         moved_bytes = needless * (judged.mean_of(of_operation("bytes", op)) or 0.0)
-        rate = (noted_modes(judged.noted).get("num_threads") or 1) * CPU_BYTES_PER_S
+        rate = num_threads(judged.noted) * CPU_BYTES_PER_S
         if judged.source != "host":
             hardware = part_of_device(judged)
             rate = math.inf if hardware is None else hardware.memory.sustained_hbm_bytes_per_s
