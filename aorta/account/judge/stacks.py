@@ -232,6 +232,13 @@ def samples_of_ranks(run: Run, samples: Callable[[Run, int], Samples | None] = s
     return [one for rank in run.ranks[:MOST_RANKS] if (one := samples(run, rank)) is not None]
 
 
+def timed_samples_of_all(judged: Run) -> list[Samples]:
+    """Of each rank that stands for all, in its judged steps, recorded or not: the program does the same where
+    its times were not taken. None where one of these ranks was not sampled."""
+    samples = samples_of_ranks(judged.whole or judged, timed_samples_of)
+    return samples if len(samples) == len(judged.ranks[:MOST_RANKS]) else []
+
+
 def heaviest(stacks: Sequence[WeightedStack]) -> CodeLine | None:
     """The innermost function of the program that most of the time is in, and its line with most of that; None
     where it is in no single one. Within functions that what is compared against never calls, of these."""

@@ -9,13 +9,11 @@ from itertools import pairwise
 from aorta.account.judge.cells import Account
 from aorta.account.judge.stacks import (
     FEWEST,
-    MOST_RANKS,
     Samples,
     innermost,
     is_a_loss,
     is_of_torch,
-    samples_of_ranks,
-    timed_samples_of,
+    timed_samples_of_all,
 )
 from aorta.account.load.measures import noted_modes, noted_program
 from aorta.account.model import Run
@@ -54,9 +52,8 @@ OF_COPIES = re.compile(
 def code_in_hooks(judged: Run, account: Account, losses: list[CauseFinding]) -> Iterator[CauseFinding]:
     """Before all else that would explain the same time. Messages of a hook are its own: they leave the
     losses."""
-    whole, ranks = judged.whole or judged, judged.ranks[:MOST_RANKS]
-    samples = samples_of_ranks(whole, timed_samples_of)
-    if len(samples) < len(ranks):
+    whole, samples = judged.whole or judged, timed_samples_of_all(judged)
+    if not samples:
         return
     cells = DEVICE_CELLS if account.on_device else CPU_CELLS
     for seen, facts, first in (

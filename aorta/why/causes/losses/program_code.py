@@ -26,7 +26,6 @@ from aorta.account.judge.stacks import (
     CALLED_OF_TORCH,
     FEWEST,
     LATE,
-    MOST_RANKS,
     Samples,
     heaviest,
     innermost,
@@ -34,7 +33,7 @@ from aorta.account.judge.stacks import (
     is_of_torch,
     sampled_ms,
     samples_of_ranks,
-    timed_samples_of,
+    timed_samples_of_all,
 )
 from aorta.account.load.measures import noted_modes
 from aorta.account.load.rank.kernels import COPY_TIME, NAME_TIME, TIME
@@ -158,11 +157,9 @@ def program_code(
     judged: Run, account: Account, slow: tuple[Occasions, Ints] | None = None
 ) -> Iterator[CauseFinding]:
     """slow: steps of which what comes in them alone has its own cause, and the steps that it is known of."""
-    ranks, whole = judged.ranks[:MOST_RANKS], judged.whole or judged
     yield from _slowed(judged, account)
-    # Of all judged steps: the program does the same where its times were not taken.
-    samples = samples_of_ranks(whole, timed_samples_of)
-    if not samples or len(samples) < len(ranks):
+    whole, samples = judged.whole or judged, timed_samples_of_all(judged)
+    if not samples:
         return
     cells = DEVICE_CELLS if account.on_device else CPU_CELLS
     yield from _compiles(whole, account, samples)
@@ -479,9 +476,8 @@ def _sending_objects(
 def code_in_passes(judged: Run, account: Account, losses: list[CauseFinding]) -> Iterator[CauseFinding]:
     """Python and numpy that forward and backward passes run on a CPU, of the function with most of it; not of
     a loop over operators, whose Python is in that loss."""
-    whole, ranks = judged.whole or judged, judged.ranks[:MOST_RANKS]
-    samples = samples_of_ranks(whole, timed_samples_of)
-    if account.on_device or len(samples) < len(ranks):
+    whole, samples = judged.whole or judged, timed_samples_of_all(judged)
+    if account.on_device or not samples:
         return
     # An operator that a sign calls has no frame: what samples show is either that or Python.
     operators = operators_of(judged)
@@ -669,8 +665,8 @@ def own_of_rank(judged: Run, account: Account) -> CauseFinding | None:
     """What one rank's thread on a CPU is in and hardly any other's, while these wait for it in any phase and
     any collective, also in one that is not split by arrival, as the broadcast of DDP's buffers."""
     whole, num_ranks = judged.whole or judged, len(judged.ranks)
-    samples = samples_of_ranks(whole, timed_samples_of)
-    if account.on_device or has_point_to_point(judged) or not 2 <= len(samples) == min(num_ranks, MOST_RANKS):
+    samples = timed_samples_of_all(judged)
+    if account.on_device or has_point_to_point(judged) or len(samples) < 2:
         return None
     loops = {function for one in samples for function in loops_of(one)}
     waits = Seen.where(samples, _waits)
