@@ -1,7 +1,7 @@
 """Sampled stacks of the judged steps, and the line of the program in which most of some samples are."""
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise, takewhile
 
@@ -247,22 +247,8 @@ def heaviest(stacks: Sequence[WeightedStack]) -> CodeLine | None:
         return None
     compared = [frame for stack in stacks if stack.ms < 0 for frame in stack.frames]
     usual = {frame.function_id for frame in compared}
-    inside = [(stack, -1) for stack in stacks]
-    lines: list[tuple[StackFrame, list[tuple[WeightedStack, int]]]] = []
-    while True:
-        groups: dict[Function, list[tuple[WeightedStack, int]]] = defaultdict(list)
-        for stack, place in inside:
-            for next_place in range(place + 1, len(stack.frames)):
-                frame = stack.frames[next_place]
-                if frame.is_program:
-                    groups[frame.function_id].append((stack, next_place))
-                    break
-        if not groups:
-            break
-        group = max(groups.values(), key=_ms)
-        if _ms(group) < MOST * total:
-            break
-        inside = group
+    lines: list[tuple[StackFrame, list[Inside]]] = []
+    for group in nested([(stack, -1) for stack in stacks], total, lambda frame: frame.is_program):
         lines.append((next(stack.frames[place] for stack, place in _by_weight(group)), group))
     if not lines:
         return None
@@ -297,11 +283,33 @@ def heaviest(stacks: Sequence[WeightedStack]) -> CodeLine | None:
     )
 
 
-def _ms(group: Iterable[tuple[WeightedStack, int]]) -> float:
+Inside = tuple[WeightedStack, int]
+"""A stack, and one of its frames."""
+
+
+def nested(
+    inside: list[Inside], total: float, is_meant: Callable[[StackFrame], bool]
+) -> Iterator[list[Inside]]:
+    """Places of each of the functions that call each other behind these places, as far as most of total is in
+    each: the outermost first."""
+    while inside:
+        groups: dict[Function, list[Inside]] = defaultdict(list)
+        for stack, place in inside:
+            behind = range(place + 1, len(stack.frames))
+            found = next((at for at in behind if is_meant(stack.frames[at])), None)
+            if found is not None:
+                groups[stack.frames[found].function_id].append((stack, found))
+        inside = max(groups.values(), key=_ms, default=[])
+        if not inside or _ms(inside) < MOST * total:
+            return
+        yield inside
+
+
+def _ms(group: Iterable[Inside]) -> float:
     return sum(stack.ms for stack, _ in group)
 
 
-def _by_weight(group: list[tuple[WeightedStack, int]]) -> list[tuple[WeightedStack, int]]:
+def _by_weight(group: list[Inside]) -> list[Inside]:
     """Those of the line with most time first."""
     ms: dict[StackFrame, float] = defaultdict(float)
     for stack, place in group:

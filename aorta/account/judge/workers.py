@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from aorta.account.cause import CodeLine
-from aorta.account.judge.stacks import FEWEST, MOST, MOST_RANKS, WeightedStack, heaviest
+from aorta.account.judge.stacks import FEWEST, MOST_RANKS, WeightedStack, heaviest, nested
 from aorta.account.model import Run, once_of_run
 from aorta.records.stacks import DOING, Doing, StackFrame
 from aorta.records.workers import AWAITED, WORKER_STATES, WorkerChunk
@@ -130,30 +130,15 @@ def _awaited_us(chunks: Iterable[WorkerChunk]) -> int:
 def _functions(stacks: list[WeightedStack], line: CodeLine | None) -> list[StackFrame]:
     """Functions below the line that call each other, as far as most is in each; without a line those below
     the loop."""
-    total = sum(one.ms for one in stacks)
     inside = [(one, place) for one in stacks if (place := _place(one, line)) is not None]
-    found: list[StackFrame] = []
-    while inside:
-        groups: dict[tuple[str, str], list[tuple[WeightedStack, int]]] = defaultdict(list)
-        for one, place in inside:
-            if place < len(one.frames):
-                frame = one.frames[place]
-                groups[frame.function_id].append((one, place + 1))
-        group = max(groups.values(), key=lambda some: sum(one.ms for one, _ in some), default=[])
-        if not group or sum(one.ms for one, _ in group) < MOST * total:
-            break
-        inside = group
-        one, place = group[0]
-        found.append(one.frames[place - 1])
-    return found
+    groups = nested(inside, sum(one.ms for one in stacks), lambda frame: True)
+    return [stack.frames[place] for (stack, place), *_ in groups]
 
 
 def _place(stack: WeightedStack, line: CodeLine | None) -> int | None:
-    """Of the frame below the line; None where it is not in the line's function."""
+    """Of the line's frame, -1 without a line; None where it is not in the line's function."""
     if line is None:
-        return 0
-    for place in range(len(stack.frames) - 1, -1, -1):
-        frame = stack.frames[place]
-        if frame.function_id == (line.file, line.function):
-            return place + 1
-    return None
+        return -1
+    at = (line.file, line.function)
+    places = (place for place, frame in enumerate(stack.frames) if frame.function_id == at)
+    return max(places, default=None)
