@@ -87,13 +87,18 @@ def _gaps_of_ranks(run: Run) -> Floats:
 
 
 def rank_outside(run: Run) -> int | None:
-    """The rank whose long gaps the others, which have none, wait for in their next step: it is longer than
-    their step before, in which the rank with the gap may have waited for them."""
+    """The rank whose long gaps the others, which have none, wait for: in their next step, longer than their
+    step before, in which the rank with the gap may have waited for them; or in a barrier behind their update,
+    where that step is longer than the one which the other left for an evaluation."""
     gaps = positive(_gaps_of_ranks(run))[:, :-1]
     if len(gaps) < 2 or not gaps.any():
         return None
     row = int(gaps.sum(axis=1).argmax())
     is_long = gaps[row] >= gaps[row].max() / 2
-    waits_ms = float(np.diff(of_the_others(positive(run.values("step_ms")))[row])[is_long].mean())
+    steps_ms = positive(run.values("step_ms"))
+    others_steps_ms = of_the_others(steps_ms)[row]
+    waits_ms = float(np.diff(others_steps_ms)[is_long].mean())
+    if run.noted.coverage.get("evaluations"):
+        waits_ms = max(waits_ms, float((others_steps_ms - steps_ms[row])[:-1][is_long].mean()))
     own_ms, others_ms = (float(ms[row, is_long].mean()) for ms in (gaps, of_the_others(gaps)))
     return run.ranks[row] if others_ms <= own_ms / 4 and waits_ms >= own_ms / 2 else None

@@ -242,7 +242,7 @@ def found_causes(judged: Run, path: str = "RUN") -> Causes:
             named.append((cause, taken))
     outside = outside_cause(account, path, line_of_evaluation(looked), rank_outside(judged))
     if outside is not None:
-        # What the others wait in their next step, is that again.
+        # What the others wait for it, is that again.
         again = [one for one in named if outside.rank == one[0].rank is not None and one[0].is_waited_for]
         again = [one for one in again if one[0].ms <= (outside.interval_ms or (0.0, outside.ms))[1]]
         told += [taken for _, taken in again]

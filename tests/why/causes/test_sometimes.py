@@ -334,17 +334,27 @@ def test_a_loss_is_of_the_slow_steps_that_have_most_of_it(tmp_path, usual_ms, of
     assert cause.ms == pytest.approx(usual_ms + 15.0, rel=0.1)
 
 
-def test_work_of_one_rank_in_no_step_is_half_as_long_where_two_have_a_part(tmp_path):
+@pytest.mark.parametrize("where", ["next-step", "barrier-behind-the-update"])
+def test_work_of_one_rank_in_no_step_is_half_as_long_where_two_have_a_part(tmp_path, where):
     """Behind every eighth of 64 steps of 22 ms rank 0 works for 80 ms, for which rank 1 waits in its next
-    step: 80 ms behind 7 of 62 steps, told once. Done less often it may save all of it."""
+    step, or in the same: 80 ms behind 7 of 62 steps, told once. Done less often it may save all of it."""
 
     def make(rank, step, noise):
         late_ms = 80.0 if step and step % 8 == 0 else 0.0
-        begin_ms = 22.0 * step + 80.0 * (max(step - 1, 0) // 8) + (late_ms if rank == 0 else 0.0)
-        host = Host().work(20.0 * noise.gauss(1, 0.001)).comm(2.0 + (late_ms if rank else 0.0))
+        begin_ms = 22.0 * step + 80.0 * (max(step - 1, 0) // 8)
+        host = Host().work(20.0 * noise.gauss(1, 0.001))
+        if where == "next-step":
+            begin_ms += late_ms if rank == 0 else 0.0
+            host.comm(2.0 + (late_ms if rank else 0.0))
+        else:
+            begin_ms += late_ms
+            host.comm(2.0)
+            if rank and step % 8 == 7 and step < 63:
+                host.comm(80.0, "barrier", size=0)
         return host, {"start_unix_ns": 10**18 + int(begin_ms * 1e6)}
 
-    judged = judge(load_run(run_of(tmp_path, make, steps=64), "run"), 1)
+    record = run_record(2, coverage={"evaluations": {"times": 7, "s": 0.56}})
+    judged = judge(load_run(run_of(tmp_path, make, record, steps=64), "run"), 1)
     (cause,) = causes(judged)
     assert cause.subject == "evaluation or other work in no step on rank 0"
     assert cause.ms == pytest.approx(80.0 * 7 / 62 / 2, rel=0.01)
@@ -357,7 +367,7 @@ def test_work_of_one_rank_in_no_step_is_half_as_long_where_two_have_a_part(tmp_p
     # 7 of them and 62 steps of 22 ms are 1.92 s.
     assert cause.evidence[0] == (
         "7 gaps between two steps on rank 0, 80.0 ms each, together 0.560 s: 29 % of the time from the first"
-        " judged step to the last, in no step; the others wait for it in their next step"
+        " judged step to the last, in no step; the others wait for it"
     )
     assert late_rank(judged).wait_ms == 2 * cause.ms
     assert found_causes(judged).unexplained_ms["wait"] < 1.0  # what rank 1 waits is that again

@@ -21,7 +21,7 @@ def outside_cause(
     All of them are known, so that the interval is of what other runs may have.
 
     line: of the program, in which most of it is. rank: the only one that has them, and that the others wait
-    for in their next step: each ms of it costs one of the run. It is worth what the run gains where all ranks
+    for: each ms of it costs one of the run. It is worth what the run gains where all ranks
     have a part of it; done less often it may give all.
     """
     gaps = account.gaps_ms[np.isfinite(account.gaps_ms)]
@@ -42,7 +42,7 @@ def outside_cause(
         " memory allows, and under torch.no_grad()"
     )
     if rank is not None:
-        who, waits = f" on rank {rank}", "; the others wait for it in their next step"
+        who, waits = f" on rank {rank}", "; the others wait for it"
         saved, most = (quantity(factor * part * each, "ms") for factor in (dealt, 1.0))
         change = (
             f"let each rank do a part of {what}, which saves {saved} for each step; or do it less often, or"
