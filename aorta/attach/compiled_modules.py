@@ -18,6 +18,8 @@ from typing import Any
 import torch
 from torch.nn import Module
 
+from aorta.attach.needless_batches import plain_class
+
 CALL = "_compiled_call_impl"
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
@@ -89,7 +91,7 @@ def replace_call(module: Module, replacement: Callable[..., Any]) -> Callable[[]
 
 
 def _is_wrapper(module: Module) -> bool:
-    return type(module).__name__ == "OptimizedModule"
+    return plain_class(type(module)).__name__ == "OptimizedModule"
 
 
 def _has_hooks(module: Module) -> bool:

@@ -9,7 +9,7 @@ from torch.nn.utils.weight_norm import WeightNorm
 from torch.utils._pytree import tree_map
 
 from aorta.attach.compiled_modules import CALL, as_written
-from aorta.attach.needless_batches import MOST_ENTRIES, unwrapped
+from aorta.attach.needless_batches import MOST_ENTRIES, plain_class, unwrapped
 from aorta.attach.without_data import is_sparse
 from aorta.device.backend import backend_of
 
@@ -54,7 +54,7 @@ def num_ranks_sharing(module: Module) -> int:
     of_fsdp = {
         id(parameter)
         for inner in module.modules()
-        if _plain_class(type(inner)) is not type(inner)
+        if plain_class(type(inner)) is not type(inner)
         for parameter in inner.parameters()
     }
     sizes: set[int] = set()
@@ -84,7 +84,7 @@ def _copied(module: Module, known: dict[int, Any]) -> Module:
     if id(module) in known:
         found: Module = known[id(module)]
         return found
-    made: Module = object.__new__(_plain_class(type(module)))
+    made: Module = object.__new__(plain_class(type(module)))
     known[id(module)] = made
     state = {name: as_written(value) for name, value in module.__dict__.items() if name != CALL}
     for name, value in state.items():
@@ -119,11 +119,6 @@ def _copied(module: Module, known: dict[int, Any]) -> Module:
         state[LEFT_OUT] = getattr(own, "__func__", None) is not type(made).forward
     made.__dict__.update(state)
     return made
-
-
-def _plain_class(cls: type) -> type:
-    """fully_shard puts a class of its own before the program's."""
-    return cls.__mro__[2] if cls.__mro__[1].__name__ == "FSDPModule" else cls
 
 
 def _copied_tensor(tensor: torch.Tensor | None, known: dict[int, Any]) -> torch.Tensor | None:

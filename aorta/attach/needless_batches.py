@@ -237,10 +237,15 @@ def _some_of_few(parameters: list[Any]) -> list[torch.Tensor]:
     return [some_of(one) for one in parameters[:: max(len(parameters) // FEW, 1)]]
 
 
+def plain_class(cls: type) -> type:
+    """fully_shard puts a class of its own before the program's."""
+    return cls.__mro__[2] if cls.__mro__[1].__name__ == "FSDPModule" else cls
+
+
 def unwrapped(module: Module) -> Module:
     """What DDP and torch.compile wrap."""
-    while type(module).__name__ in WRAPPERS:
-        module = module._orig_mod if type(module).__name__ == "OptimizedModule" else module.module  # type: ignore[assignment]
+    while (name := plain_class(type(module)).__name__) in WRAPPERS:
+        module = module._orig_mod if name == "OptimizedModule" else module.module  # type: ignore[assignment]
     return module
 
 

@@ -278,7 +278,7 @@ def trained_by_rank(form, wraps, is_noted):
     return losses, calls.count(), compiled_so_far()
 
 
-@pytest.mark.parametrize("form", ["blocks in place", "in place"])
+@pytest.mark.parametrize("form", ["blocks in place", "wrapped blocks", "in place"])
 @pytest.mark.parametrize("wraps", ["DDP", "fully_shard"])
 def test_ranks_around_compiled_modules(form, wraps):
     noted, plain = (
