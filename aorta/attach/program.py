@@ -164,7 +164,8 @@ class ProgramNotes:
     def read_modes(self, torch: Any) -> None:
         """Read switches of torch that cost time; called within the loop, where they are in force."""
         dynamo = sys.modules.get("torch._dynamo.utils")
-        frames = getattr(dynamo, "counters", {}).get("frames", {}) if dynamo is not None else {}
+        counters = getattr(dynamo, "counters", {})
+        frames = counters.get("frames", {}).get("ok", 0)  # but those with fullgraph=True
         # What torch.compile was asked for, by its mode or its options, of each call that has run.
         backends = getattr(sys.modules.get("torch._dynamo.eval_frame"), "cached_backends", {})
         configs = [getattr(one, "config", None) for one in backends.values()]
@@ -172,7 +173,7 @@ class ProgramNotes:
         self._modes = {
             "anomaly_detection": torch.is_anomaly_enabled(),
             "float32_matmul_precision": torch.get_float32_matmul_precision(),
-            "compiled_frames": int(frames.get("ok", 0)),
+            "compiled_frames": int(frames or counters.get("stats", {}).get("unique_graphs", 0)),
             "cuda_graphs": any(isinstance(one, dict) and one.get("triton.cudagraphs") for one in configs),
             "comm_hook": bool(hooks),
             "comm_hook_name": None if not hooks else _name_of(hooks[0]),

@@ -406,6 +406,14 @@ def test_a_function_is_noted_that_torch_no_longer_compiles_anew(notes, num_calls
     )
 
 
+@pytest.mark.parametrize("is_whole", [True, False])
+def test_a_program_that_compiles_is_noted_as_one(notes, is_whole):
+    """torch counts no frames of one that may have no graph break."""
+    torch.compile(lambda rows: rows * 2, backend="eager", fullgraph=is_whole)(torch.ones(3))
+    notes.read_modes(torch)
+    assert notes.described()["modes"]["compiled_frames"] == 1
+
+
 def test_compilations_that_fit_what_comes_are_no_fallback(notes):
     compiled = torch.compile(torch.tanh, backend="eager", dynamic=True)
     for num in range(2, 14):
