@@ -818,6 +818,21 @@ def test_new_pages_take_what_the_thread_is_in_the_system_for_them(tmp_path, faul
         assert cause.change.startswith("MALLOC_MMAP_MAX_=0 MALLOC_TRIM_THRESHOLD_=")
 
 
+@pytest.mark.parametrize(("own_ms", "is_told"), [(1.0, True), (12.0, False)])
+def test_new_pages_that_arrays_of_the_program_may_take_are_not_its_models(
+    monkeypatch, tmp_path, own_ms, is_told
+):
+    """8 of a step of 30 ms; beside the model the program works for own_ms."""
+    rest = SimpleNamespace(phase="rest", ms=own_ms)
+    monkeypatch.setattr(needless, "phases_of", lambda judged: [rest])
+
+    def make(rank, step, noise):
+        return Host().work(30.0), {"world_size": 1, "host_use": HostUse(30.0, 0.0, 30.0, 4000, 8.0)}
+
+    found = causes(judge(load_run(run_of(tmp_path / "run", make, run_record(1), width=1), "run")))
+    assert any("new pages" in one.subject for one in found) == is_told
+
+
 def test_results_handed_through_memory_leave_out_its_new_pages(tmp_path):
     """Which are 6 of the 30 ms: 0.8 of what is told where nobody counted faults."""
     line = LineOfWork(

@@ -18,6 +18,7 @@ import numpy as np
 
 from aorta.account.judge.cells import Account
 from aorta.account.judge.cores import cores_had
+from aorta.account.judge.phases import phases_of
 from aorta.account.judge.stacks import sampled, sampled_ms, samples_of_ranks
 from aorta.account.load.measures import memory_limit_bytes, noted_modes, noted_program, num_threads
 from aorta.account.load.rank.host import FAULTS, READY, SYSTEM
@@ -686,12 +687,14 @@ def new_pages(judged: Run) -> NewPages | None:
 
 def _pages(judged: Run, account: Account) -> Iterator[CauseFinding]:
     """What operators on a CPU wait for memory for their results: the same part of the step and of what it
-    computes. None where the other parts of a step may hold half of it, such as batches that are loaded."""
+    computes. None where the other parts of a step may hold half of it, such as batches that are loaded, or
+    arrays that the program makes beside its model."""
     pages = None if account.on_device else new_pages(judged)
     if pages is None:
         return
     ms, takes = beside_others(account, work_ms_of(account))
     lost_ms, others_ms = pages.part * float(ms.mean()), account.mean_step_ms - float(ms.mean())
+    others_ms += sum(row.ms for row in phases_of(judged) if row.phase == "rest")
     sure_ms = min(pages.part * account.mean_step_ms - others_ms, lost_ms)
     if sure_ms < HALF * lost_ms:
         return
