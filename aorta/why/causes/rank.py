@@ -828,7 +828,7 @@ def cause_of(
         facts |= workers.facts
     elif workers is not None:
         facts |= {"at_line": "", **workers.facts}
-    may_loop = line is not None and finding.kind in (*ANEW, "pause")
+    may_loop = line is not None and (finding.kind in (*ANEW, "pause") or op == "loss")
     source = source_of(line.file, judged.noted) if line is not None and may_loop else None
     if source is not None and line is not None:
         rounds = rounds_around(source.tree, line.line)
@@ -836,7 +836,8 @@ def cause_of(
             facts["rounds"] = f"{Path(line.file).name}:{rounds.lineno}"
         is_anew = is_called_anew(source.tree, line.line, "state_dict")
         facts |= {"anew": "state_dict()"} if is_anew else {}
-        facts |= {over: line.text} if (over := goes_through(source.tree, line.line)) else {}
+        over = goes_through(source.tree, line.line)
+        facts |= {over: line.text, "entries" if over == "nested" else over: line.text} if over else {}
         facts |= {"indexed": line.text} if indexes_alone(source.tree, line.line) else {}
     facts["in_call"] = IN_NO_CALL
     if needs_line and line is not None and (groups := makes_groups(line, judged)):

@@ -148,10 +148,16 @@ def is_called_anew(tree: ast.Module, line: int, name: str) -> bool:
 
 
 def goes_through(tree: ast.Module, line: int) -> str:
-    """What the innermost loop around this line goes through: tensors of a model, or entries. '' without."""
-    for loop in loops_around(tree, line)[-1:]:
+    """What the innermost loop around this line goes through: tensors of a model, entries, those of loops
+    within loops, or nothing but the same again, so many times. '' without."""
+    loops = loops_around(tree, line)
+    for loop in loops[-1:]:
         over = loop.test if isinstance(loop, ast.While) else _over(loop).iter
-        return "tensors" if OF_TENSORS.search(ast.unparse(over)) else "entries"
+        if OF_TENSORS.search(ast.unparse(over)):
+            return "tensors"
+        if isinstance(loop, ast.For) and _counts(loop) and _hands_on(loop):
+            return "again"
+        return "nested" if len(loops) > 1 else "entries"
     return ""
 
 
@@ -181,6 +187,17 @@ def rounds_around(tree: ast.Module, line: int) -> Loop | None:
             if around.lineno <= inside.lineno <= (around.end_lineno or 0):
                 return loop
     return None
+
+
+def _hands_on(loop: ast.For) -> bool:
+    """Whether a round does not ask for its number, and begins with what the round before it has come to."""
+    begins_with, made = set[str](), set[str]()
+    for node in loop.body:
+        names = [one for one in ast.walk(node) if isinstance(one, ast.Name)]
+        begins_with |= {one.id for one in names if isinstance(one.ctx, ast.Load)} - made
+        is_sum = isinstance(node, ast.AugAssign)
+        made |= {one.id for one in names if isinstance(one.ctx, ast.Store) and not is_sum}
+    return bool(begins_with & made) and not begins_with.intersection(_names(loop.target))
 
 
 def _counts(loop: ForLoop) -> bool:

@@ -241,7 +241,12 @@ STEPS = "for x, y in loader:\n    loss(x, y).backward()\n"
     (STEPS + "    right = sum(a == b for a, b in zip(x, y))", "entries"),
     (STEPS + "    while left:\n        left = left[1:]", "entries"),
     (STEPS + "    for p, v in zip(model.parameters(), means):\n        v.add_(p.grad)", "tensors"),
-    (STEPS + "    for p in model.parameters():\n        for q in p:\n            q /= q.norm()", "entries"),
+    (STEPS + "    for p in model.parameters():\n        for q in p:\n            q /= q.norm()", "nested"),
+    (STEPS + "    for p in range(3):\n        total += x[p]", "entries"),
+    (STEPS + "    for _ in range(3):\n        u = x @ u", "again"),
+    (STEPS + "    for _ in range(3):\n        u = draw()\n        rows.append(u)", "entries"),
+    (STEPS + "    for _ in range(3):\n        total += draw()", "entries"),
+    (STEPS + "    for p in range(3):\n        u = x[p] @ u", "entries"),
     (STEPS + "    counts[x, y] += 1", ""),  # the loop of steps
     (STEPS + "    while left:\n        left = world.step(left)", "entries"),
     ("for x in rows:\n    train.step(x)", ""),

@@ -869,7 +869,7 @@ def _line_of_entries(judged: Run, seen: Seen, are_lines: bool) -> CodeLine | Non
         return None
     function = found.file, found.function
     lines = {frame.line for path in seen.paths for frame in path if frame.function_id == function}
-    lines = {line for line in lines if goes_through(source.tree, line) == "entries"}
+    lines = {line for line in lines if goes_through(source.tree, line) in ("entries", "nested")}
     in_loop = [
         stack
         for stack in seen.stacks
