@@ -9,7 +9,7 @@ from typing import Literal, NamedTuple
 
 from aorta.hardware.part import dtype_bytes
 from aorta.projection.model import Model
-from aorta.projection.ops import BF16, CollectiveOp, Elementwise, GemmOp, Op, OverlapMode
+from aorta.projection.ops import BF16, Access, CollectiveOp, Elementwise, GemmOp, Op, OverlapMode
 from aorta.projection.plan import Plan
 
 
@@ -148,35 +148,38 @@ def cast_op(name: str, phase: Literal["forward", "dgrad"], elements: float, plan
 
 def norm_ops(name: str, hidden: int, plan: Plan) -> PassOps:
     size = float(outside_tokens(plan)) * hidden * BF16
-    if (
-        "norm" in plan.plain_kernels
-    ):  # to fp32, square, mean, product, to bf16, product with the weight; and back
-        return PassOps(
-            (Elementwise(name, "forward", 10 * size, 8 * size, launches=7),),
-            (Elementwise(f"{name}_grad", "dgrad", 20 * size, 13 * size, launches=14),),
-        )
+    if "norm" in plan.plain_kernels:
+        # To fp32, square, mean, product, to bf16, product with the weight; and back.
+        return elementwise(name, size, (10, 8), (20, 13), launches=(7, 14))
     is_fused = plan.stack != "eager"
-    return PassOps(
-        (Elementwise(name, "forward", size, size, "rows"),),
-        (Elementwise(f"{name}_grad", "dgrad", (3 if is_fused else 4) * size, size, "rows", launches=2),),
-    )
+    return elementwise(name, size, (1, 1), (3 if is_fused else 4, 1), "rows", launches=(1, 2))
 
 
 def activation(name: str, elements: float, model: Model, plan: Plan) -> PassOps:
     """silu(gate) up; or one function of one input."""
-    size = elements * BF16
+    name, size = f"{name}_silu", elements * BF16
     if not model.gated_ffn:
-        return PassOps(
-            (Elementwise(f"{name}_silu", "forward", size, size),),
-            (Elementwise(f"{name}_silu_grad", "dgrad", 2 * size, size),),
-        )
+        return elementwise(name, size, (1, 1), (2, 1))
     if plan.stack == "eager":
-        forward = Elementwise(f"{name}_silu", "forward", 3 * size, 2 * size, launches=2)
-        backward = Elementwise(f"{name}_silu_grad", "dgrad", 6 * size, 3 * size, launches=3)
-    else:
-        forward = Elementwise(f"{name}_silu", "forward", 2 * size, size)
-        backward = Elementwise(f"{name}_silu_grad", "dgrad", 3 * size, 2 * size)
-    return PassOps((forward,), (backward,))
+        return elementwise(name, size, (3, 2), (6, 3), launches=(2, 3))
+    return elementwise(name, size, (2, 1), (3, 2))
+
+
+def elementwise(
+    name: str,
+    size: float,
+    forward: tuple[float, float],
+    backward: tuple[float, float],
+    access: Access = "stream",
+    launches: tuple[int, int] = (1, 1),
+) -> PassOps:
+    """An operation and its gradient, each by how often it reads and writes arrays of size bytes."""
+    (read, written), (grad_read, grad_written) = forward, backward
+    op = Elementwise(name, "forward", read * size, written * size, access, launches=launches[0])
+    grad = Elementwise(
+        f"{name}_grad", "dgrad", grad_read * size, grad_written * size, access, launches=launches[1]
+    )
+    return PassOps((op,), (grad,))
 
 
 def residual(name: str, phase: Literal["forward"], model: Model, plan: Plan) -> Op:

@@ -13,6 +13,7 @@ from aorta.projection.layer_parts import (
     PassOps,
     backward_gemms,
     column_parallel,
+    elementwise,
     forward_gemm,
     gather_grad,
     gather_op,
@@ -163,9 +164,7 @@ def _sinks(model: Model, plan: Plan, heads: int) -> PassOps:
     if not model.sinks or plan.stack == "megatron":
         return PassOps((), ())
     size = float(plan.tokens) * heads * model.v_dim * BF16
-    forward = Elementwise("sinks", "forward", 2 * size, 2 * size, launches=2)
-    backward = Elementwise("sinks_grad", "dgrad", 6 * size, 6 * size, launches=4)
-    return PassOps((forward,), (backward,))
+    return elementwise("sinks", size, (2, 2), (6, 6), launches=(2, 4))
 
 
 def _projections(model: Model, plan: Plan) -> PassOps:
@@ -227,12 +226,8 @@ def _rope(elements: float, plan: Plan) -> PassOps:
     size = elements * BF16
     if plan.stack == "eager" or "rope" in plan.plain_kernels:
         # x cos + join(-second, first) sin: two products, a negation of half, a join and a sum.
-        forward = Elementwise("rope", "forward", 5.5 * size, 4.5 * size, "strided", launches=10)
-        backward = Elementwise("rope_grad", "dgrad", 6.5 * size, 5.5 * size, "strided", launches=12)
-    else:
-        forward = Elementwise("rope", "forward", size, size, launches=2)
-        backward = Elementwise("rope_grad", "dgrad", size, size, launches=2)
-    return PassOps((forward,), (backward,))
+        return elementwise("rope", size, (5.5, 4.5), (6.5, 5.5), "strided", launches=(10, 12))
+    return elementwise("rope", size, (1, 1), (1, 1), launches=(2, 2))
 
 
 def _context_exchange(model: Model, plan: Plan, heads: int, kv_heads: int) -> PassOps:
