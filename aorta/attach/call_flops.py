@@ -100,6 +100,7 @@ def count_of(
             one_type,
             torch.device("meta"),
             _without_autocast(watched),
+            _unchecked(),
             _cached(model) if is_cached else nullcontext(),
             watched,
         ):
@@ -141,6 +142,17 @@ def _cached(model: Module) -> Iterator[None]:
             own = {id(module) for module in model.modules()}
             for key in [key for key in getattr(parametrize, "_cache", {}) if key[0] in own]:
                 del parametrize._cache[key]
+
+
+@contextmanager
+def _unchecked() -> Iterator[None]:
+    """Distributions do not look whether values are theirs: a copy has none."""
+    former = torch.distributions.Distribution._validate_args
+    torch.distributions.Distribution.set_default_validate_args(False)
+    try:
+        yield
+    finally:
+        torch.distributions.Distribution.set_default_validate_args(former)
 
 
 @contextmanager

@@ -16,6 +16,14 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_module, distribute_tensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+from torch.distributions import (
+    Categorical,
+    Distribution,
+    Independent,
+    Normal,
+    TanhTransform,
+    TransformedDistribution,
+)
 from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.utils import parametrizations, parametrize
@@ -250,6 +258,24 @@ def test_what_cannot_be_counted_is_refused_with_a_reason(model, reason):
     total, told = calls.count()
     assert total is None
     assert told.startswith(reason)
+
+
+class Draws(nn.Linear):
+    """A policy whose distributions look whether their values are theirs."""
+
+    def forward(self, x):
+        base = Independent(Normal(super().forward(x), torch.ones(4)), 1)
+        drawn = TransformedDistribution(base, [TanhTransform(cache_size=1)])
+        action = drawn.rsample()
+        return action, drawn.log_prob(action), Categorical(logits=action).entropy()
+
+
+def test_a_model_is_counted_whose_distributions_check_values():
+    checks = Distribution._validate_args
+    assert checks
+    calls = noted(Draws(4, 4), torch.zeros(2, 4))
+    assert calls.count()[0] == pytest.approx(2 * 2 * 2 * 4 * 4)  # no gradient of the inputs
+    assert Distribution._validate_args == checks
 
 
 def test_the_end_of_a_run_waits_no_longer_for_a_count_than_it_may(monkeypatch):

@@ -881,6 +881,10 @@ def test_cores_that_one_process_leaves_out_are_a_cause_though_it_says_so(tmp_pat
     [cause] = found_causes(judge(load_run(folder, "run"))).listed
     assert cause.headline.startswith("cores that idle in train.py:7: 10.5 ms a step, 35 % [")
     assert cause.change.startswith("torch.set_num_threads(2) at train.py:7, or leave it out there")
+    run.work = WorkOfStep()  # not counted: its operators may all be small
+    [cause] = found_causes(judge(load_run(run_of(tmp_path / "uncounted", make, run, width=1), "run"))).listed
+    assert cause.headline == "cores that idle in train.py:7: at most 10.5 ms a step, 35 %"
+    run.work = WorkOfStep(flops=1.0, lines=[])
     run.environment = {"OMP_NUM_THREADS": "1"}
     [cause] = found_causes(judge(load_run(run_of(tmp_path / "of_one", make, run, width=1), "run"))).listed
     assert cause.change.endswith("without it torch takes the 1 of OMP_NUM_THREADS in the environment")

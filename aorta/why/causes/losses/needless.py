@@ -850,6 +850,8 @@ def idle_cores(judged: Run, account: Account) -> Iterator[CauseFinding]:
         "enough": f"{enough}",
         "omp_threads": judged.noted.environment.get("OMP_NUM_THREADS"),
     }
+    if not work.flops:
+        facts |= {"is_most": True, "not_known": "how much of a step are operators with little to compute"}
     ms = _by_threads(work, work_ms, 1 - used / cores)
     yield _found("threads", "cores that idle", noted_line(modes.get("threads_at")), ms, **facts)
 
