@@ -914,7 +914,10 @@ def _unread_rows(
         return
     updated = account.cells.get("optimizer", np.zeros_like(account.step_ms)).mean(axis=0) * part
     updated_ms = float(updated.mean())
-    least_ms, most_ms = (work.rows_bytes / rate * 1e3 for rate in (CPU_BYTES_PER_S, BUSY_CPU_BYTES_PER_S))
+    # They are written in the backward pass.
+    all_ms = judged.mean_of_host(f"{PREFIX}backward") or math.inf
+    rates = (CPU_BYTES_PER_S, BUSY_CPU_BYTES_PER_S)
+    least_ms, most_ms = (min(work.rows_bytes / rate * 1e3, all_ms) for rate in rates)
     facts |= {"optimizer_ms": updated_ms, "rows_part": part}
     if work.rows_looked_up is None:
         of_optimizer = updated_ms / (least_ms + updated_ms)
