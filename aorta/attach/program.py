@@ -405,7 +405,8 @@ def _quota() -> int:
 
 
 def _line_with(text: str, modules: Iterable[Any]) -> tuple[str, int] | None:
-    """The only line of the program's modules with this text; None of a program of many files, too."""
+    """The only line of the program's modules with this text, not in a comment; None of a program of many
+    files, too."""
     loaded = (getattr(one, "__dict__", {}).get("__file__") for one in modules)  # asks no lazy one
     paths = {path for path in loaded if isinstance(path, str) and path.endswith(".py")}
     own = [path for path in sorted(paths) if not library_of(path)]
@@ -413,7 +414,7 @@ def _line_with(text: str, modules: Iterable[Any]) -> tuple[str, int] | None:
         (path, number)
         for path in (own if len(own) <= MOST_FILES else ())
         for number, line in enumerate(linecache.getlines(path), 1)
-        if text in line
+        if text in line.partition("#")[0]
     ]
     return found[0] if len(found) == 1 else None
 

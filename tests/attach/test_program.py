@@ -274,7 +274,7 @@ def test_cores_that_nobody_had_are_counted_between_the_third_step_and_the_end(mo
 def test_the_line_that_sets_threads_is_found_where_there_is_one(tmp_path, num, found):
     paths = [tmp_path / f"train_{number}.py" for number in range(num)]
     for path in paths:
-        path.write_text("import torch\ntorch.set_num_threads(1)\n")
+        path.write_text("# not torch.set_num_threads(4)\ntorch.set_num_threads(1)\n")
     modules = [SimpleNamespace(__file__=str(path)) for path in (*paths, Path(torch.__file__))]
     modules += [None, SimpleNamespace(__file__=None)]
     assert _line_with("set_num_threads(", modules) == ((str(paths[0]), 2) if found else None)

@@ -1,6 +1,6 @@
 """
 cause: pause
-told: ^give torch more than its one thread
+told: give torch more than its one thread
 device: cuda
 ranks: 2
 """
