@@ -216,6 +216,20 @@ def indexes_alone(tree: ast.Module, line: int) -> bool:
     return by_name and not any(isinstance(node, ast.Call | ast.For | ast.While) for node in nodes)
 
 
+def asks(tree: ast.Module, line: int) -> bool:
+    """Whether a line decides by what it computes: an assertion, a condition, any() or all() of it."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Assert | ast.If | ast.IfExp | ast.While):
+            part: ast.expr = node.test
+        elif isinstance(node, ast.Call) and ast.unparse(node.func).rpartition(".")[2] in ("any", "all"):
+            part = node
+        else:
+            continue
+        if part.lineno <= line <= (part.end_lineno or 0):
+            return True
+    return False
+
+
 def gives_rows(tree: ast.Module, name: str) -> bool:
     """Whether the class of this name, a data set, has a __getitem__ that only indexes: an index of many rows
     would give them as well. Pieces cut by its index, and entries that it takes apart, are none."""

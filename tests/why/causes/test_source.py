@@ -16,6 +16,7 @@ from aorta.records.schema import CallSite, CallSites
 from aorta.why.causes import rank, source
 from aorta.why.causes.rules import rules
 from aorta.why.causes.source import (
+    asks,
     gives_rows,
     goes_through,
     hands_numbers,
@@ -254,6 +255,18 @@ STEPS = "for x, y in loader:\n    loss(x, y).backward()\n"
 ])  # fmt: skip
 def test_what_a_loop_within_a_step_goes_through(text, found):
     assert goes_through(ast.parse(text), text.count("\n") + 1) == found
+
+
+@pytest.mark.parametrize(("text", "found"), [
+    ("assert not torch.isnan(x).any()", True),
+    ("bad = x.isnan().any()", True),
+    ("if torch.isfinite(x):\n    pass", True),
+    ("x = torch.where(torch.isnan(x), 0, x)", False),
+    ("if y:\n    x = x * ~torch.isnan(x)", False),
+])  # fmt: skip
+def test_a_line_that_decides_by_what_it_computes(text, found):
+    line = 1 if found else text.count("\n") + 1
+    assert asks(ast.parse(text), line) == found
 
 
 ROUNDS = "for t in range(9):\n            act(see())"

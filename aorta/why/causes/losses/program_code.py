@@ -51,7 +51,7 @@ from aorta.why.causes.losses.needless import CONVOLUTION
 from aorta.why.causes.losses.seen import Line, Seen, line_of
 from aorta.why.causes.program import noted_line, program_of
 from aorta.why.causes.rules import faster_form, instead_of
-from aorta.why.causes.source import goes_through, hands_numbers, loops_around, source_of
+from aorta.why.causes.source import asks, goes_through, hands_numbers, loops_around, source_of
 
 OWN = "the program's own code"
 Group = tuple[str, str, int]
@@ -67,6 +67,8 @@ MOSTLY = 0.4
 """Of the idle time that the largest group may take, from which on exposed copies are what it does."""
 READ_AT = re.compile(r"values.* \(at (.+):(\d+)\)$")
 """Function and line, in the reason why a model was not counted."""
+CHECKS = re.compile(r"(^|\.)is(nan|inf|finite)$")
+"""In names of operators that look whether values are numbers."""
 ORDERS = re.compile(
     "unique|_return_|coalesce(?!d)|bincount|histc|argsort|searchsorted|bucketize|isin(?!st|f)|sparse_(coo|cs)"
 )
@@ -492,7 +494,7 @@ def code_in_passes(judged: Run, account: Account, losses: list[CauseFinding]) ->
     def function_of(path: list[StackFrame]) -> tuple[str, str, str] | None:
         leaf, at, origin = path[-1], innermost(path), "in_passes"
         is_module = leaf.file == "torch" and leaf.function.endswith("forward")  # with much to compute, maybe
-        if faster_form(_name_of(leaf)):
+        if at is not None and faster_form(_name_of(leaf)) and not _is_handed_on(leaf, at, judged):
             origin = "costly"
         elif at in in_loop and not is_module:
             origin = "reading"
@@ -525,6 +527,13 @@ def code_in_passes(judged: Run, account: Account, losses: list[CauseFinding]) ->
         backward_ms = judged.mean_of_host(f"{PREFIX}{BACKWARD}") or 0.0  # of which it has as much
         found.more_ms = min(found.mean_ms, backward_ms) if most[2] == "reading" else 0.0
         yield found
+
+
+def _is_handed_on(leaf: StackFrame, at: StackFrame, judged: Run) -> bool:
+    """Whether it tells which values are no numbers in a line that decides nothing by that: the model may go
+    on with it, as with a mask."""
+    source = source_of(at.file, judged.noted) if CHECKS.search(leaf.function) else None
+    return source is not None and not asks(source.tree, at.line)
 
 
 def _instead(paths: list[list[StackFrame]]) -> str | None:
