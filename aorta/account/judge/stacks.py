@@ -31,7 +31,7 @@ OF_A_FUNCTION = 0.3
 """Of it, from which on what is in libraries tells what it calls."""
 CALLED_OF_TORCH = ("Tensor.", "torch.", "F.", "nn.", "dist.")
 """Beginnings of names of what has no frame."""
-LOSS_FUNCTIONS = ("loss", "cross_entropy")
+LOSS_FUNCTIONS = ("loss", "cross_entropy", "log_softmax")
 READS = ("item", "tolist", "cpu")
 """Methods of a tensor that hand its values to the host, and wait for the device that computes them."""
 FEWEST = 3
@@ -115,7 +115,7 @@ def is_of_torch(frame: StackFrame) -> bool:
 
 def is_a_loss(frame: StackFrame) -> bool:
     """A loss function of torch's, which belongs to the model's pass."""
-    return frame.file == "torch" and any(name in frame.function.lower() for name in LOSS_FUNCTIONS)
+    return is_of_torch(frame) and any(name in frame.function.lower() for name in LOSS_FUNCTIONS)
 
 
 def is_a_wait(calls: str) -> bool:

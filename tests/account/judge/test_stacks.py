@@ -4,7 +4,7 @@ import msgspec
 import pytest
 
 from aorta.account.judge.judged import judge
-from aorta.account.judge.stacks import WeightedStack, heaviest, samples_of
+from aorta.account.judge.stacks import WeightedStack, heaviest, is_a_loss, samples_of
 from aorta.account.judge.stacks import sampled as sampled_of
 from aorta.records.schema import WorkOfStep
 from aorta.records.stacks import StackFrame
@@ -21,6 +21,17 @@ def at(line, function="augment", file="/job/data.py"):
 
 def stack(ms, *frames, doing="runs"):
     return WeightedStack([*frames], ms, doing)
+
+
+@pytest.mark.parametrize(("file", "function", "is_one"), [
+    ("torch", "CrossEntropyLoss.forward", True),
+    ("", "torch.log_softmax", True),
+    ("", "F.nll_loss", True),
+    ("", "torch.softmax", False),
+    ("", "history.loss", False),
+])  # fmt: skip
+def test_functions_of_a_loss(file, function, is_one):
+    assert is_a_loss(StackFrame(file, 0, function, is_program=False)) == is_one
 
 
 def test_the_innermost_function_that_holds_most_and_its_line_with_most_of_it():
