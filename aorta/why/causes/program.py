@@ -38,7 +38,7 @@ PROGRAM = (
         "sliced",
     ),
     *("expandable", "offloaded", "foreach", "buckets_usual", "iterated_anew", "own_threads"),
-    *("items_on_device", "takes_sparse", "omp_thread", "rows", "dispatched"),
+    *("items_on_device", "takes_sparse", "omp_thread", "rows", "dispatched", "own_sampler"),
 )
 """workers_0: the training loop's DataLoader has none; workers_new: it has some, which start anew in short
 epochs. pinned: it hands out pinned memory. buckets_small, buckets_usual: DDP's are set below its default, or
@@ -58,7 +58,7 @@ prefetched: FullyShardedDataParallel gathers ahead in both passes. expandable: s
 allocator. offloaded: units keep their parameters on the CPU. iterated_anew: each batch is of an iterator of
 its own. takes_sparse: the optimizer with most parameters is one of torch.optim that updates rows of sparse
 gradients alone. rows: batches are rows of tensors, fetched one by one. dispatched: accelerate lets one rank
-load the batches of all, in the line of the cause."""
+load the batches of all, in the line of the cause. own_sampler: that line is of a sampler of the program."""
 TAKE_SPARSE = ("Adagrad", "SGD")
 OFFERS = {
     "fused": r"\bfused(?:=True| optimizer)",

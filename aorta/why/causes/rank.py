@@ -73,6 +73,7 @@ from aorta.why.causes.source import (
     goes_through,
     indexes_alone,
     is_called_anew,
+    is_of_sampler,
     made_in,
     pieces_of_run,
     rounds_around,
@@ -812,6 +813,9 @@ def cause_of(
         batch_ms = value.each_ms if work is None else work.num_workers * step
         rows = rows_of(judged, line, work, batch_ms)
         stack, facts = stack | rows[0], facts | rows[1]
+        of_line = None if line is None else source_of(line.file, judged.noted)
+        if line is not None and of_line is not None and is_of_sampler(of_line.tree, line.function):
+            stack |= {"own_sampler"}
     stack -= {"one_thread", "omp_thread"} if "no_core" in stack else set()
     stack |= {"dispatched"} if line is not None and is_dispatched(line, judged) else set()
     facts |= {"do": "do it", "at_line": "", "counted": "judged" if account.usual is None else "recorded"}

@@ -253,6 +253,13 @@ def gives_rows(tree: ast.Module, name: str) -> bool:
     return False
 
 
+def is_of_sampler(tree: ast.Module, function: str) -> bool:
+    """Whether a method ('Balanced.__iter__') is of a class that is a sampler by what it inherits."""
+    named = function.partition(".")[0]
+    classes = [node for node in ast.walk(tree) if isinstance(node, ast.ClassDef) and node.name == named]
+    return any("Sampler" in ast.unparse(base) for one in classes for base in one.bases)
+
+
 def sends_of(tree: ast.Module, line: int, of_line: int) -> bool:
     """Whether a line uses a list or an object by its name that a call in of_line sends to other ranks, or
     fills with what they send."""

@@ -22,6 +22,7 @@ from aorta.why.causes.source import (
     hands_numbers,
     indexes_alone,
     is_called_anew,
+    is_of_sampler,
     pieces_of,
     rounds_around,
     sends_of,
@@ -255,6 +256,15 @@ STEPS = "for x, y in loader:\n    loss(x, y).backward()\n"
 ])  # fmt: skip
 def test_what_a_loop_within_a_step_goes_through(text, found):
     assert goes_through(ast.parse(text), text.count("\n") + 1) == found
+
+
+@pytest.mark.parametrize(("base", "is_one"), [
+    ("Sampler", True), ("data.BatchSampler", True), ("IterableDataset", False), ("", False),
+])  # fmt: skip
+def test_a_sampler_of_the_program(base, is_one):
+    tree = ast.parse(f"class Balanced({base}):\n    def __iter__(self):\n        yield 1")
+    assert is_of_sampler(tree, "Balanced.__iter__") == is_one
+    assert not is_of_sampler(tree, "Others.__iter__")
 
 
 @pytest.mark.parametrize(("text", "found"), [
