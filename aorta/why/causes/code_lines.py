@@ -67,6 +67,8 @@ SENDS = ("torch.to", "Tensor.to", "to", "Tensor.cuda", "cuda", "torch.as_tensor"
 """Calls that may hand values to the device, as samples name them."""
 MAKE_GROUPS = ("new_group", "_new_group_with_tag", "_new_process_group_helper", "destroy_process_group")
 """Functions of torch.distributed."""
+BEFORE_UPDATE = (".on_before_optimizer_step", ".on_after_backward", ".configure_gradient_clipping")
+"""Methods of a LightningModule, or of a callback."""
 DEALS = "DataLoaderDispatcher."
 """A class of accelerate."""
 SEVERAL = 2
@@ -256,6 +258,17 @@ def calls_model(line: CodeLine, first: int, last: int, judged: Run) -> bool:
         for one in samples_of_ranks(judged.whole or judged)
         for stack in one.chosen(one.is_judged & one.in_phase("forward"))
         for frame in stack.frames
+    )
+
+
+def holds_hooks(judged: Run) -> bool:
+    """Whether more samples are in what Lightning calls between a backward pass and the update than in that:
+    the span of step(closure), without its passes, is of both."""
+    samples = samples_of_ranks(judged.whole or judged)
+    stacks = [stack for one in samples for stack in one.chosen(one.is_judged & one.in_phase("rest"))]
+    num = sum(any(frame.outer_function.endswith(BEFORE_UPDATE) for frame in one.frames) for one in stacks)
+    return num >= FEWEST and num > sum(
+        int((one.is_judged & one.in_phase("optimizer")).sum()) for one in samples
     )
 
 

@@ -38,6 +38,7 @@ from aorta.timeline.types import TRACE_SOURCES
 from aorta.why.causes.arguments import told_by_argument
 from aorta.why.causes.code_lines import (
     calls_model,
+    holds_hooks,
     is_dispatched,
     issued_text,
     issuer_of,
@@ -789,6 +790,8 @@ def cause_of(
         if not finding.is_risk:
             return None
         value, share = Worth(0.0, None, value.why_no_interval or "no time is lost yet"), 0.0
+    if finding.kind == "optimizer" and judged.source == "host" and holds_hooks(judged):
+        return None
     sampled, calls = line_of(finding, judged), waiting_calls(finding, judged)
     line = waiting_line(calls) or sampled
     op, origin = finding.facts.get("op"), finding.facts.get("origin")

@@ -23,7 +23,14 @@ from aorta.records.schema import (
     WorkOfStep,
 )
 from aorta.records.stacks import STACK_PHASES, StackFrame
-from aorta.why.causes.code_lines import is_dispatched, sends_own_data, waiting_calls, waiting_line, waits_text
+from aorta.why.causes.code_lines import (
+    holds_hooks,
+    is_dispatched,
+    sends_own_data,
+    waiting_calls,
+    waiting_line,
+    waits_text,
+)
 from aorta.why.causes.finding import CauseFinding
 from aorta.why.causes.losses import program_code
 from aorta.why.causes.losses.program_code import _python_at, code_in_passes
@@ -1193,6 +1200,18 @@ def test_a_tensor_of_values_within_the_model_is_python_of_its_line(name, is_told
 
 def of_torch(function):
     return StackFrame("torch", 0, function, False)
+
+
+@pytest.mark.parametrize(
+    ("method", "num", "is_held"),
+    [("Lit.on_before_optimizer_step", 4, True), ("Lit.on_after_backward", 2, False), ("Lit.log", 4, False)],
+)
+def test_an_update_that_a_trainer_calls_hooks_before_holds_these(method, num, is_held):
+    hook = StackFrame("/job/lit.py", 9, method, True)
+    judged = sampled_dataset(
+        [sampled(*((step, 20_000, "runs", MAIN, hook) for step in range(2, 2 + num)))], source="host"
+    ).first
+    assert holds_hooks(judged) == is_held
 
 
 @pytest.mark.parametrize(("loader", "is_told"), [("DataLoaderDispatcher", True), ("DataLoaderShard", False)])
