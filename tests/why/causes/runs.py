@@ -37,12 +37,21 @@ class Host:
         return self
 
     def comm(
-        self, ms, op="all_reduce", size=MIB, is_async=False, start=None, module=None, lead=None, phase=None
+        self,
+        ms,
+        op="all_reduce",
+        size=MIB,
+        is_async=False,
+        start=None,
+        module=None,
+        lead=None,
+        phase=None,
+        group="default",
     ):
         """lead: ms before it began that the host had launched it."""
         begin = self.at if start is None else start
         self.spans.append(Span(begin, begin + ms, Kind.COMM, op, "host"))
-        self.calls.append((op, begin, begin + ms, size, is_async, module, lead, phase))
+        self.calls.append((op, begin, begin + ms, size, is_async, module, lead, group, phase))
         if start is None:
             self.at += ms
         return self
@@ -66,7 +75,7 @@ def line(host, rank, step, origin_ns, first_seq, source="host", **changes):
         CollectiveRecord(
             op=op,
             stream="host",
-            group="default",
+            group=group,
             ranks=[0, 1],
             bytes=size,
             dtype="float32",
@@ -80,7 +89,7 @@ def line(host, rank, step, origin_ns, first_seq, source="host", **changes):
             algbw_gb_s=None,
             busbw_gb_s=size / (end - start) / 1e6,
         )
-        for i, (op, start, end, size, is_async, module, lead, phase) in enumerate(host.calls)
+        for i, (op, start, end, size, is_async, module, lead, group, phase) in enumerate(host.calls)
     ]
     fields = dict(
         collectives=calls,

@@ -1831,15 +1831,16 @@ def test_launches_stand_behind_what_is_needless_where_either_may_be_larger(most_
 
 
 @pytest.mark.parametrize(
-    ("lead_ms", "passes", "ms", "high_ms"),
+    ("lead_ms", "passes", "num_models", "ms", "high_ms"),
     [
-        pytest.param(50.0, 3, 6.0, 9.0, id="behind-which-work-is-queued"),
-        pytest.param(0.0, 3, 6.9, 11.5, id="behind-which-nothing-is"),
-        pytest.param(0.0, 1, None, None, id="once"),
+        pytest.param(50.0, 3, 1, 6.0, 9.0, id="behind-which-work-is-queued"),
+        pytest.param(0.0, 3, 1, 6.9, 11.5, id="behind-which-nothing-is"),
+        pytest.param(0.0, 3, 2, 6.9, 11.5, id="of-two-models-of-the-same-names"),
+        pytest.param(0.0, 1, 1, None, None, id="once"),
     ],
 )
 def test_reductions_of_each_micro_batch_cost_what_delays_a_step_and_their_launches(
-    tmp_path, lead_ms, passes, ms, high_ms
+    tmp_path, lead_ms, passes, num_models, ms, high_ms
 ):
     """Ten buckets in each of three passes, of which 9 ms are exposed in all: 6 of these are needless. Where
     the host has launched nothing behind them, only the last one of 0.3 ms delays a step. 20 of them less
@@ -1852,7 +1853,8 @@ def test_reductions_of_each_micro_batch_cost_what_delays_a_step_and_their_launch
         for _ in range(passes):
             host.idle(idle_ms / passes).work((21 + 0.1 * math.sin(step)) / passes, "backward")
             for bucket in range(10):
-                host.comm(0.9 / passes, size=8 << 20, module=bucket, lead=lead_ms)
+                model, place = divmod(bucket, 10 // num_models)
+                host.comm(0.9 / passes, size=8 << 20, module=place, lead=lead_ms, group=f"of {model}")
         modules = [f"bucket {bucket}: layers.{bucket}" for bucket in range(10)]
         return host.work(0.1, "optimizer"), used(45.0) | {"kernels": sums, "modules": modules}
 

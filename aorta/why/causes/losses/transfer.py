@@ -347,16 +347,16 @@ def _add_launches(
     with nothing queued behind it, fewer launches shorten and no shorter transfer does. Who waits for a slower
     rank waits for it behind the last reduction as well. Returns the part of the step that the host bounds."""
     kernels, delaying_ms = Host(judged, judged.judged_steps).num_kernels, finding.ms
-    calls = {
-        module: of_call[2]
-        for (op, module, _), of_call in (details.by_call if details else {}).items()
+    calls = [
+        (module, count)
+        for (op, module, _), (_, _, count) in (details.by_call if details else {}).items()
         if op == finding.facts["op"] and module
-    }
-    num, launch = sum(calls.values()), parts.account.cells.get("launch")
+    ]
+    num, launch = sum(count for _, count in calls), parts.account.cells.get("launch")
     if kernels is None or not kernels.mean() > 0 or launch is None:
         return 1.0
     is_copied = finding.facts["op"] == "all_reduce" and "bucket_view" not in program_of(judged.noted)[0]
-    copies = is_copied * 2 * sum(_num_gradients(module) * count for module, count in calls.items())
+    copies = is_copied * 2 * sum(_num_gradients(module) * count for module, count in calls)
     of_bucket = BUCKET_KERNELS / 2
     all_kernels = float(kernels.mean()) + num * (of_bucket - 1) - copies * (1 - OF_COPY)
     part = (1 - 1 / repeats) * (num * of_bucket + copies * OF_COPY) / all_kernels
