@@ -195,9 +195,21 @@ def _hands_on(loop: ast.For) -> bool:
     for node in loop.body:
         names = [one for one in ast.walk(node) if isinstance(one, ast.Name)]
         begins_with |= {one.id for one in names if isinstance(one.ctx, ast.Load)} - made
-        is_sum = isinstance(node, ast.AugAssign)
-        made |= {one.id for one in names if isinstance(one.ctx, ast.Store) and not is_sum}
+        made |= {one.id for one in names if isinstance(one.ctx, ast.Store) and not _is_sum(node)}
     return bool(begins_with & made) and not begins_with.intersection(_names(loop.target))
+
+
+def _is_sum(node: ast.stmt) -> bool:
+    """total += x, or total = total + x, of which the round asks for nothing else."""
+    if not isinstance(node, ast.Assign):
+        return isinstance(node, ast.AugAssign)
+    (target, *_), value = node.targets, node.value
+    return (
+        isinstance(value, ast.BinOp)
+        and isinstance(value.op, ast.Add)
+        and ast.unparse(value.left) == ast.unparse(target)
+        and not {*_names(target)} & {*_names(value.right)}
+    )
 
 
 def _counts(loop: ForLoop) -> bool:
@@ -217,17 +229,25 @@ def indexes_alone(tree: ast.Module, line: int) -> bool:
 
 
 def asks(tree: ast.Module, line: int) -> bool:
-    """Whether a line decides by what it computes: an assertion, a condition, any() or all() of it."""
+    """Whether a line decides by what it computes: an assertion, a condition, any() or all() of it, not along
+    a dimension: that tells which rows."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Assert | ast.If | ast.IfExp | ast.While):
             part: ast.expr = node.test
-        elif isinstance(node, ast.Call) and ast.unparse(node.func).rpartition(".")[2] in ("any", "all"):
+        elif isinstance(node, ast.Call) and _is_of_all(node):
             part = node
         else:
             continue
         if part.lineno <= line <= (part.end_lineno or 0):
             return True
     return False
+
+
+def _is_of_all(call: ast.Call) -> bool:
+    """x.any(), torch.any(x), any(x): of all entries."""
+    owner, _, name = ast.unparse(call.func).rpartition(".")
+    num_given = len(call.args) + len(call.keywords)
+    return name in ("any", "all") and num_given == (owner in ("", "torch", "np", "numpy"))
 
 
 def gives_rows(tree: ast.Module, name: str) -> bool:

@@ -248,6 +248,8 @@ STEPS = "for x, y in loader:\n    loss(x, y).backward()\n"
     (STEPS + "    for _ in range(3):\n        u = x @ u", "again"),
     (STEPS + "    for _ in range(3):\n        u = draw()\n        rows.append(u)", "entries"),
     (STEPS + "    for _ in range(3):\n        total += draw()", "entries"),
+    (STEPS + "    for _ in range(3):\n        total = total + draw()", "entries"),
+    (STEPS + "    for _ in range(3):\n        u = u + act(u)", "again"),
     (STEPS + "    for p in range(3):\n        u = x[p] @ u", "entries"),
     (STEPS + "    counts[x, y] += 1", ""),  # the loop of steps
     (STEPS + "    while left:\n        left = world.step(left)", "entries"),
@@ -271,6 +273,9 @@ def test_a_sampler_of_the_program(base, is_one):
     ("assert not torch.isnan(x).any()", True),
     ("bad = x.isnan().any()", True),
     ("if torch.isfinite(x):\n    pass", True),
+    ("bad = torch.any(torch.isnan(x))", True),
+    ("x = x[~torch.isnan(x).any(-1)]", False),
+    ("x = x[torch.all(torch.isfinite(x), dim=1)]", False),
     ("x = torch.where(torch.isnan(x), 0, x)", False),
     ("if y:\n    x = x * ~torch.isnan(x)", False),
 ])  # fmt: skip
