@@ -27,6 +27,10 @@ ANY = frozenset({"any"})
         (("LightningModule.log of lightning", "batch_to of lightning"), "log few values"),
         (("Trainer.fit of lightning", "_ResultCollection._get_cache of lightning"), "log few values"),
         (("Trainer.fit of lightning", "LocalFileOpener.write of fsspec"), "save less often"),
+        (
+            ("Trainer.fit of lightning", "LocalFileOpener._open of fsspec"),
+            "log and write in one step of N (log_",
+        ),
         (("AbstractFileSystem.open of fsspec",), "copy it to a disk"),
         (("Normal.__init__ of torch", "_GreaterThan.check of torch"), "leave checks of values out"),
         (("_tensor_str of torch",), "write no tensors into texts"),
@@ -66,6 +70,7 @@ ANY = frozenset({"any"})
         (("PreTrainedTokenizerBase.__call__ of transformers",), "tokenize all texts"),
         (("tokenizer.decode_batch",), "make texts of what a model predicts in one step"),
         (("PreTrainedTokenizerBase.batch_decode of transformers",), "make texts of what a model predicts"),
+        (("PreTrainedTokenizerFast._decode of transformers",), "make texts of what a model predicts"),
         (("text.split",), "go through texts once"),
         (("sub of python",), "go through texts once"),
         (("hashlib.sha256",), "hash each sample once"),
@@ -107,6 +112,8 @@ def test_a_model_that_is_called_behind_the_update_may_be_spared(kind):
         ("Linear.forward of torch",),
         ("run",),
         ("torch.where",),
+        ("VisionEncoderDecoderModel.prepare_decoder_input_ids_from_labels of transformers",),
+        ("EncodecModel.decode of transformers",),
     ],
 )
 def test_what_is_not_known_to_be_done_better_has_none(calls):
