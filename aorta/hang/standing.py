@@ -302,8 +302,8 @@ def flight_record(path: Path | None = None) -> bytes:
 
 
 def _entries(record: bytes) -> list[dict[str, Any]]:
-    """Of the recorder's pickle, made by this very process: nothing in it may run code. None where its form is
-    not the one known here, as of another version of torch."""
+    """Of the recorder's pickle, made by this very process: nothing in it may run code. Empty where its form
+    is not the one known here, as of another version of torch."""
     try:
         entries: list[dict[str, Any]] = _Plain(io.BytesIO(record)).load()["entries"]
         return entries

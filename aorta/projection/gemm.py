@@ -47,7 +47,6 @@ RESULT_BYTES_PER_PART = 8.0
 UNALIGNED_HIGH = 3.0
 """Libraries load rows that do not begin at 16 bytes without their bulk copies; no such size was measured, so
 the range says that it may take longer, and the time does not."""
-Array = Floats
 
 
 class GemmSize(msgspec.Struct, frozen=True):
@@ -82,13 +81,13 @@ class GemmSize(msgspec.Struct, frozen=True):
 class Candidates(NamedTuple):
     """Times of candidate kernels, one entry per tile shape."""
 
-    math_s: Array
-    feed_s: Array
-    fill_s: Array
-    schedule_s: Array
-    power_s: Array
-    memory_s: Array
-    total_s: Array
+    math_s: Floats
+    feed_s: Floats
+    fill_s: Floats
+    schedule_s: Floats
+    power_s: Floats
+    memory_s: Floats
+    total_s: Floats
 
 
 class TileGemm:
@@ -126,7 +125,7 @@ class TileGemm:
         )
         return self._estimates[size]
 
-    def _candidates(self, size: GemmSize, power_limit: float, memory_s: Array) -> Candidates:
+    def _candidates(self, size: GemmSize, power_limit: float, memory_s: Floats) -> Candidates:
         compute, fitted = self.hardware.compute, self.hardware.efficiency.gemm
         element = dtype_bytes(size.dtype)
         step = K_STEP_BYTES / element
@@ -148,14 +147,14 @@ class TileGemm:
         fill_s = np.full_like(math_s, fitted.fill_s)
         return Candidates(math_s, feed_s, fill_s, schedule_s, power_s, memory_s, total_s)
 
-    def _lds_s(self, row_bytes: Array) -> Array:
+    def _lds_s(self, row_bytes: Floats) -> Floats:
         """Shared memory of one compute unit handing the operands to its matrix units."""
         readers_of_b = np.maximum(1.0, self.tile_m / self.hardware.compute.lds_rows)
         compute = self.hardware.compute
         rate = compute.lds_bytes_per_cu_clock * compute.boost_clock_hz
         return (self.tile_m + self.tile_n * readers_of_b) * row_bytes / rate
 
-    def _l2_s(self, row_bytes: Array, busy: Array) -> Array:
+    def _l2_s(self, row_bytes: Floats, busy: Floats) -> Floats:
         """Operands of one tile from the L2, which all busy compute units share."""
         memory = self.hardware.memory
         shared = memory.l2_bytes_per_s * self.hardware.efficiency.gemm.l2
@@ -165,7 +164,7 @@ class TileGemm:
             shared / busy, 2 * memory.l2_bytes_per_s / self.hardware.compute.num_cus
         )
 
-    def _memory_s(self, size: GemmSize, once: float, written: float) -> Array:
+    def _memory_s(self, size: GemmSize, once: float, written: float) -> Floats:
         """HBM traffic: operands once, and again for each further wave that cannot share them.
 
         A wave covers about a square of tiles, or a strip where the result is narrower, so A is read once
@@ -190,7 +189,7 @@ class TileGemm:
         # Partial results that fit stay in the L2.
         parts = np.where(parts <= memory.l2_bytes, parts / 2, parts)
         rate = memory.sustained_hbm_bytes_per_s * self.hardware.efficiency.gemm.hbm
-        memory_s: Array = (reads + written + parts) / rate
+        memory_s: Floats = (reads + written + parts) / rate
         return memory_s
 
 

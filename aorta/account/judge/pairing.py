@@ -30,7 +30,6 @@ from aorta.timeline.ratio import (
 )
 from aorta.timeline.statistics import ALPHA, MIN_STEPS
 
-Mask = Flags
 TAKEN = 0.01
 """Share of the steps in which others had the core, above which a comparison allows for it."""
 ALLOWANCE_ERROR = 0.1
@@ -91,7 +90,7 @@ def pairs(
     reference: Dataset,
     candidate: Dataset,
     metric: str,
-    is_chosen: Callable[[Run], Mask] | None = None,
+    is_chosen: Callable[[Run], Flags] | None = None,
 ) -> Pairs | None:
     """None where fewer than MIN_STEPS can be taken together. is_chosen: which judged steps of a run are."""
     sides = [[_series(run, metric, is_chosen) for run in side.runs] for side in (reference, candidate)]
@@ -120,7 +119,7 @@ def pairs(
     return Pairs(values[0], values[1], common, is_by_step, is_log, scale, known, unlike, allowed, on_host)
 
 
-def _series(judged: Run, name: str, is_chosen: Callable[[Run], Mask] | None = None) -> _Series:
+def _series(judged: Run, name: str, is_chosen: Callable[[Run], Flags] | None = None) -> _Series:
     steps = judged.global_step[judged.judged_steps]
     if name not in judged.metrics:
         return _Series(steps[:0], np.empty(0))
@@ -385,8 +384,8 @@ def states_text(
     found = []
     for name in dict.fromkeys(np.concatenate(list(labels.values())).tolist()):
 
-        def is_in(judged: Run, name: str = name) -> Mask:
-            mask: Mask = labels[id(judged)] == name
+        def is_in(judged: Run, name: str = name) -> Flags:
+            mask: Flags = labels[id(judged)] == name
             return mask
 
         num = [float(np.mean([is_in(run).sum() for run in side.runs])) for side in sides]

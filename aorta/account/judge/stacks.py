@@ -234,7 +234,7 @@ def samples_of_ranks(run: Run, samples: Callable[[Run, int], Samples | None] = s
 
 def timed_samples_of_all(judged: Run) -> list[Samples]:
     """Of each rank that stands for all, in its judged steps, recorded or not: the program does the same where
-    its times were not taken. None where one of these ranks was not sampled."""
+    its times were not taken. Empty where one of these ranks was not sampled."""
     samples = samples_of_ranks(judged.whole or judged, timed_samples_of)
     return samples if len(samples) == len(judged.ranks[:MOST_RANKS]) else []
 

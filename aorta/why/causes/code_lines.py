@@ -41,7 +41,7 @@ from aorta.why.causes.losses.program_code import (
 from aorta.why.causes.program import program_of
 
 BY_CHANCE = 0.05
-"""From which on slow steps may have as many samples of a line as they have."""
+"""Probability of so many samples of a line in slow steps, from which on they may be there by chance."""
 LEAST = 0.3
 """Of a loss, that the samples in its line must account for: fewer are of something else."""
 WAITS_IN: tuple[StackPhase, ...] = ("communication", "data", "checkpoint", "evaluation")

@@ -244,7 +244,7 @@ def found_causes(judged: Run, path: str = "RUN") -> Causes:
             named.append((cause, taken))
     outside = outside_cause(account, path, line_of_evaluation(looked), rank_outside(judged))
     if outside is not None:
-        # What the others wait for it, is that again.
+        # The others' waiting for it is that again.
         again = [one for one in named if outside.rank == one[0].rank is not None and one[0].is_waited_for]
         again = [one for one in again if one[0].ms <= (outside.interval_ms or (0.0, outside.ms))[1]]
         told += [taken for _, taken in again]
@@ -843,8 +843,10 @@ def cause_of(
             facts["rounds"] = f"{Path(line.file).name}:{rounds.lineno}"
         is_anew = is_called_anew(source.tree, line.line, "state_dict")
         facts |= {"anew": "state_dict()"} if is_anew else {}
-        over = goes_through(source.tree, line.line)
-        facts |= {over: line.text, "entries" if over == "nested" else over: line.text} if over else {}
+        if over := goes_through(source.tree, line.line):
+            facts[over] = line.text
+        if over == "nested":  # what helps of one loop over entries helps of several
+            facts["entries"] = line.text
         facts |= {"indexed": line.text} if indexes_alone(source.tree, line.line) else {}
     facts["in_call"] = IN_NO_CALL
     if needs_line and line is not None and (groups := makes_groups(line, judged)):

@@ -21,8 +21,8 @@ def outside_cause(
     All of them are known, so that the interval is of what other runs may have.
 
     line: of the program, in which most of it is. rank: the only one that has them, and that the others wait
-    for: each ms of it costs one of the run. It is worth what the run gains where all ranks
-    have a part of it; done less often it may give all.
+    for: each ms of it costs one of the run. It is worth what the run gains where all ranks have a part of it;
+    done less often it may give all.
     """
     gaps = account.gaps_ms[np.isfinite(account.gaps_ms)]
     long = gaps[gaps >= LEAST_MS]

@@ -93,7 +93,7 @@ OF_ARRAYS = (
     *("all", "any", "argmax", "argmin", "argsort", "clip", "cumprod", "cumsum", "diagonal", "dot", "flatten"),
     *("max", "mean", "min", "prod", "reshape", "squeeze", "std", "sum", "transpose", "var", "view"),
 )
-"""Methods of tensors and of numpy's arrays, each of which goes through all entries by itself."""
+"""Methods that tensors and numpy's arrays both have."""
 SLOWING = {
     "tracer": "a tracer of Python's lines",
     "profile": "a profiler of Python's calls",

@@ -18,7 +18,7 @@ from aorta.why.causes.losses.program_code import EMPTY_CACHE
 NEARLY_FULL = 0.95
 """Part of the device's memory."""
 MIN_OTHER_STEPS = 3
-"""Without a loss that steps have for a reason of their own: what is usual."""
+"""Steps without a loss, from which on they tell what is usual."""
 RETRY_SHARE = 0.1
 """Part of the steps with retries, from which on they are named though no time shows."""
 
