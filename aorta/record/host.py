@@ -137,7 +137,7 @@ class HostWatch:
         with suppress(AttributeError, KeyError):
             hooks: Any = optimizers._global_optimizer_post_hooks
             hooks.move_to_end(self._handles[1].id, last=False)
-        gc.callbacks.append(self._collection)
+        gc.callbacks.append(uncompiled(self._collection))  # Python calls it amid compiled code too
 
     def look_for_checkpoints(self) -> None:
         """Replace the CHECKPOINTS that the program has imported by now. Called between two steps."""

@@ -53,6 +53,23 @@ def test_a_collection_that_comes_by_itself_is_at_no_line(journal):
 
 
 @pytest.mark.heavy
+def test_a_collection_amid_compiled_code_is_no_frame_of_it(journal):
+    from torch._dynamo.utils import counters  # takes a second to load
+
+    def collects(x):
+        y = x + 1
+        torch._dynamo.graph_break()
+        gc.collect()
+        return y + 1
+
+    counters.clear()
+    torch.compile(collects, backend="eager")(torch.zeros(1))
+    own = [note for note in journal.current.host_notes if note.kind == "garbage_collection"]
+    assert own
+    assert counters["frames"]["total"] == 3  # what comes before each call of gc, and behind it
+
+
+@pytest.mark.heavy
 def test_parts_of_a_step_are_noted_in_order(journal, tmp_path):
     loader = DataLoader(TensorDataset(torch.ones(8, 4)), batch_size=4)
     model = torch.nn.Linear(4, 4)
