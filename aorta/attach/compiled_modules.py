@@ -9,9 +9,10 @@ copies and files.
 
 import gc
 import sys
-from collections.abc import Callable, Iterable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from functools import cache
+from threading import get_ident
 from types import FunctionType
 from typing import Any
 
@@ -37,10 +38,51 @@ def as_written(value: Any) -> Any:
     return value
 
 
-def without_compiling() -> AbstractContextManager[Any]:
-    """A context in which what is compiled runs as it was written, on every thread."""
-    is_loaded = "torch._dynamo.eval_frame" in sys.modules
-    return torch.compiler.set_stance("force_eager") if is_loaded else nullcontext()
+class _EagerHere:
+    """The stance of torch.compiler.set_stance("force_eager") on the thread that made it; on others, where the
+    program may train or serve on, the former one."""
+
+    def __init__(self, former: Any) -> None:
+        self._former = former
+        self.thread: int | None = get_ident()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._former, name)
+
+    @property
+    def stance(self) -> str:
+        return "force_eager" if self.thread == get_ident() else str(self._former.stance)
+
+
+@contextmanager
+def without_compiling() -> Iterator[None]:
+    """A context in which what is compiled runs as it was written, on this thread."""
+    frames = sys.modules.get("torch._dynamo.eval_frame")
+    if frames is None:
+        yield
+        return
+    former = frames._stance
+    here = frames._stance = _EagerHere(former)
+    try:
+        yield
+    finally:
+        here.thread = None  # another thread may put it back later
+        if frames._stance is here:
+            frames._stance = former
+
+
+def call_before_compiling(hook: Callable[[Any], None]) -> Callable[[], None]:
+    """Have hook called before torch compiles a frame, on whatever thread. Returns what takes it off."""
+    handler = getattr(sys.modules.get("torch._dynamo.callback"), "callback_handler", None)
+    if handler is None:
+        return lambda: None
+    handler.register_start_callback(hook)
+
+    def take_off() -> None:
+        with suppress(ValueError):  # torch._dynamo.reset() has done so
+            handler.remove_start_callback(hook)
+
+    return take_off
 
 
 def called_around() -> tuple[list[Module], list[Module]]:

@@ -31,7 +31,7 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
 from aorta.attach.backward_graphs import BackwardGraphs
 from aorta.attach.call_flops import MOST_CPU_S, Count, count_of, line_of_caller, tensors_of
-from aorta.attach.compiled_modules import called_around, may_compile, replace_call
+from aorta.attach.compiled_modules import call_before_compiling, called_around, may_compile, replace_call
 from aorta.attach.layout_copies import LayoutCopies
 from aorta.attach.loss_loops import LossLoops
 from aorta.attach.meta_copies import (
@@ -144,6 +144,8 @@ class ModelCalls:
         self._around: list[Any] | None = None
         """References to modules whose calls are noted in a program that compiles."""
         self._put_back: list[Callable[[], None]] = []
+        self._is_cut = False
+        """The open step's calls are noted no more."""
         self._matrices: set[int] = set()
         """Parameters that are trained there, of two dimensions or more."""
 
@@ -163,12 +165,17 @@ class ModelCalls:
         self._batches.begin_step(number)
         self._next = number + (1 if len(self._sizes) < ALIKE else max((number - self._first) // 2, 1))
         if self._around is None and (compiled_frames() > 0 or may_compile()):
-            self._find_around(optimizers)
+            try:
+                self._find_around(optimizers)
+            except Exception as error:  # of any object of the program's
+                self._around, self._size_error = [], _text_of(error)
+                self._refuse(self._size_error)
         if self._around is not None:
             self._replace(sys.modules["torch._dynamo.eval_frame"].OptimizedModule)
             self._replace_around()
         else:
             self._replace(Module)
+            self._put_back.append(call_before_compiling(self._compiling_begins))
             if len(self._sizes) == 1:
                 self._copied.begin()
 
@@ -176,7 +183,7 @@ class ModelCalls:
         """Put everything back. is_whole: False of a step that was cut short, whose size says nothing."""
         if self._original is None:
             return
-        if not is_whole:
+        if not is_whole or self._is_cut:
             self._sizes[-1].clear()
         self._copied.end()
         self._of_loss.end_step()
@@ -194,16 +201,16 @@ class ModelCalls:
             for key, (held, first, _) in self._unread.items()
             if (one := held()) is not None and (not is_first or self._has_new_gradient(one))
         }
-        owner, self._owner = self._owner, None
-        if owner is not None and vars(owner).get("__call__") is self._call:
-            if self._was_own:
-                owner.__call__ = self._original  # type: ignore[method-assign]
-            else:
-                del owner.__call__
+        self._put_call_back()
         self._original = self._call = None
         for put_back in self._put_back:
             put_back()
         self._put_back.clear()
+        if is_first and self._is_cut:
+            self._no_call = COMPILED_PARTS
+            self._kinds.clear()
+            self._copies.clear()
+        self._is_cut = False
         if is_first and self._copies and self._matrices - _copied_parameters(self._copies.values()):
             self._refuse(COMPILED_PARTS)
 
@@ -237,6 +244,21 @@ class ModelCalls:
         self._owner, self._original, self._call = owner, original, call
         self._was_own = "__call__" in vars(owner)
         owner.__call__ = call  # type: ignore[method-assign]
+
+    def _put_call_back(self) -> None:
+        owner, self._owner = self._owner, None
+        if owner is not None and vars(owner).get("__call__") is self._call:
+            if self._was_own:
+                owner.__call__ = self._original  # type: ignore[assignment,method-assign]
+            else:
+                del owner.__call__
+
+    def _compiling_begins(self, _: Any) -> None:
+        """The program compiles for the first time: with Module.__call__ as it is, or it compiled anew."""
+        with suppress(Exception):
+            self._is_cut = True
+            self._put_call_back()
+            self._copied.end()
 
     def _find_around(self, optimizers: Iterable[Any]) -> None:
         around, compiled = called_around()
@@ -837,7 +859,7 @@ def _type_of(module: Module) -> torch.dtype:
     units = (
         getattr(getattr(inner._get_fsdp_state(), "_mp_policy", None), "param_dtype", None)  # type: ignore[operator]
         for inner in module.modules()
-        if hasattr(inner, "_get_fsdp_state")
+        if hasattr(type(inner), "_get_fsdp_state")
     )
     return next((unit for unit in units if unit is not None), sizes.most_common(1)[0][0])
 

@@ -1,6 +1,7 @@
 """FLOPs of programs that compile: as of those that do not, and nothing is compiled anew for them."""
 
 import copy
+import threading
 from functools import partial
 
 import pytest
@@ -10,7 +11,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
 
-from aorta.attach.compiled_modules import CALL
+from aorta.attach.compiled_modules import CALL, without_compiling
 from aorta.attach.flops import COMPILED_PARTS, ModelCalls
 from aorta.attach.meta_copies import copy_without_data
 from aorta.attach.session import CALLS_AT
@@ -191,6 +192,93 @@ def test_what_is_compiled_for_the_first_time_in_a_step_that_is_noted_is_not_comp
     before = compiled_so_far()
     loss(called(ids)).backward()
     assert compiled_so_far() == before
+
+
+def compiled_later(form, is_noted):
+    """Losses, FLOPs, and what was compiled, where the program trains eagerly first, and compiles amid a step
+    that is noted."""
+    torch._dynamo.reset()
+    for name in [name for name, one in cached_backends().items() if one is not None]:
+        del cached_backends()[name]  # other tests'
+    counters().clear()
+    model, called, loss = compiled_of("nothing", OPTIONS)
+    optimizer, calls = torch.optim.SGD(model.parameters(), 0.1), ModelCalls()
+    ids, losses = torch.arange(B * S).view(B, S) % VOCABULARY, []
+    for number in range(9):
+        notes = is_noted and number >= CALLS_AT
+        if notes:
+            calls = ModelCalls() if calls.is_empty else calls
+            calls.begin_step([optimizer], number)
+        if number == CALLS_AT:
+            if form == "blocks in place":
+                for block in model.blocks:
+                    block.compile(**OPTIONS)
+            elif form == "in place":
+                model.compile(**OPTIONS)
+            else:
+                called = torch.compile(model if form == "wrapped" else lambda ids: model(ids), **OPTIONS)
+        value = loss(called(ids))
+        value.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(value.item())
+        if notes:
+            calls.end_step()
+    return losses, calls.count(), compiled_so_far()
+
+
+def cached_backends():
+    from torch._dynamo.eval_frame import cached_backends  # takes a second to load
+
+    return cached_backends
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize("form", ["blocks in place", "wrapped", "in place", "step"])
+def test_what_is_compiled_first_amid_a_step_that_is_noted_is_compiled_once(form):
+    losses, flops, compiled = compiled_later(form, True)
+    assert flops == ((None, COMPILED_PARTS) if form == "step" else (OF_DECODER, ""))
+    assert (losses, compiled) == compiled_later(form, False)[::2]
+    assert compiled["stats"]["unique_graphs"] > 0
+
+
+@pytest.mark.heavy
+def test_another_thread_runs_what_is_compiled_while_one_counts():
+    def kind(x):
+        return x + (1 if torch.compiler.is_compiling() else 2)
+
+    compiled, seen = torch.compile(kind, **OPTIONS), []
+    zero = torch.zeros(1)
+    with torch.compiler.set_stance("default"):
+        with without_compiling():
+            thread = threading.Thread(target=lambda: seen.append(compiled(zero).item()))
+            thread.start()
+            thread.join()
+            seen.append(compiled(zero).item())
+            of_another = torch.compiler.set_stance("default")
+            of_another.__enter__()
+        of_another.__exit__(None, None, None)  # puts back what it found
+        seen.append(compiled(zero).item())
+    assert seen == [1, 2, 1]
+
+
+class Unreadable(nn.Module):
+    @property
+    def __dict__(self):
+        raise RuntimeError("not here")
+
+
+@pytest.mark.heavy
+def test_a_module_that_hides_what_it_holds_leaves_the_program_without_a_count():
+    model, called, loss = compiled_of("blocks in place", OPTIONS)
+    hides, calls = object.__new__(Unreadable), ModelCalls()
+    calls.begin_step([torch.optim.SGD(model.parameters(), 0.1)], 0)
+    loss(called(torch.zeros(B, S, dtype=torch.long))).backward()
+    calls.end_step()
+    flops, reason = calls.count()
+    assert flops is None
+    assert "RuntimeError" in reason
+    assert type(hides) is Unreadable
 
 
 @pytest.mark.heavy
