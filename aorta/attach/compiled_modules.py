@@ -57,7 +57,7 @@ class _EagerHere:
 @contextmanager
 def without_compiling() -> Iterator[None]:
     """A context in which what is compiled runs as it was written, on this thread."""
-    frames = sys.modules.get("torch._dynamo.eval_frame")
+    frames: Any = sys.modules.get("torch._dynamo.eval_frame")
     if frames is None:
         yield
         return
