@@ -24,6 +24,7 @@ from aorta.records.schema import (
 )
 from aorta.records.stacks import STACK_PHASES, StackFrame
 from aorta.why.causes.code_lines import (
+    calls_model,
     holds_hooks,
     is_dispatched,
     sends_own_data,
@@ -37,7 +38,7 @@ from aorta.why.causes.losses.program_code import _python_at, code_in_passes
 from aorta.why.causes.rank import found_causes
 from aorta.why.causes.source import Source
 from aorta.why.causes.text import causes_text, nothing_text
-from tests.account.judge.sampled_runs import MAIN, sampled, sampled_dataset
+from tests.account.judge.sampled_runs import AUGMENT, ENGINE, MAIN, MODEL, sampled, sampled_dataset
 from tests.records.run_folders import run_record
 from tests.why.causes.runs import GPU_RUN, STEPS, Host, causes, many_small, plain, run_of, slow_loader, waited
 from tests.why.causes.stacks import COMMON, FRAMES, TRAIN, write_stacks
@@ -1196,6 +1197,22 @@ def test_a_tensor_of_values_within_the_model_is_python_of_its_line(name, is_told
         (forward, StackFrame("", 0, name, False)), (forward, of_torch("Conv2d.forward"))
     )
     assert told == ([("in_passes", "Net.forward(), model.py:30", 0.5)] if is_told else [])
+
+
+@pytest.mark.parametrize(
+    ("path", "is_called"),
+    [
+        ((MAIN, MODEL), True),
+        ((MAIN, AUGMENT), False),  # a loop of a simulator, whose rounds call no model
+        ((MAIN, ENGINE), False),
+    ],
+    ids=["forward", "rest", "backward"],
+)
+def test_rounds_call_a_model_where_samples_of_its_forward_pass_are_in_their_lines(path, is_called):
+    judged = sampled_dataset([sampled((2, 20_000, "runs", *path))]).first
+    line = CodeLine(file=MAIN.file, line=30, function=MAIN.function, text="main(), train.py:30")
+    assert calls_model(line, MAIN.line - 1, MAIN.line + 1, judged) == is_called
+    assert not calls_model(line, MAIN.line + 1, MAIN.line + 9, judged)
 
 
 def of_torch(function):
