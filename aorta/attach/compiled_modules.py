@@ -98,7 +98,8 @@ def called_around() -> tuple[list[Module], list[Module]]:
         for child in module._modules.values():
             parents.setdefault(id(child), []).append(module)
     compiled = [one for one in modules if _is_wrapper(one) or _holds_compiled(one)]
-    within = {id(inner) for one in compiled for inner in one.modules() if inner is not one}
+    apart = compiled + [one for one in modules if _is_replicated(one)]
+    within = {id(inner) for one in apart for inner in one.modules() if inner is not one}
     found = {id(one): one for one in modules if id(one) not in parents and not _has_hooks(one)}
     waiting = [*compiled]
     while waiting:
@@ -107,6 +108,17 @@ def called_around() -> tuple[list[Module], list[Module]]:
             waiting += [one for one in parents.get(id(module), ()) if id(one) not in found]
         found[id(module)] = module
     return [one for key, one in found.items() if key not in within and not _is_wrapper(one)], compiled
+
+
+def is_guarded(module: Module) -> bool:
+    """Whether compiled code may look at CALL of this module, which is not compiled itself, before each call:
+    it does so where a module has hooks. Looks at what torch keeps of all code."""
+    if not _has_hooks(module) or _holds_compiled(module):
+        return False
+    codes = [held() for held in sys.modules["torch._dynamo.convert_frame"].input_codes.seen]
+    entries_of = sys.modules["torch._C._dynamo.eval_frame"]._debug_get_cache_entry_list
+    entries = (entry for code in codes if code is not None for entry in entries_of(code))
+    return any(CALL in str(entry.guard_manager) for entry in entries)
 
 
 def replace_call(module: Module, replacement: Callable[..., Any]) -> Callable[[], None]:
@@ -134,6 +146,11 @@ def replace_call(module: Module, replacement: Callable[..., Any]) -> Callable[[]
 
 def _is_wrapper(module: Module) -> bool:
     return plain_class(type(module)).__name__ == "OptimizedModule"
+
+
+def _is_replicated(module: Module) -> bool:
+    """Whether copies of what is in it are made in each call, from all that these hold."""
+    return plain_class(type(module)).__name__ == "DataParallel"
 
 
 def _has_hooks(module: Module) -> bool:

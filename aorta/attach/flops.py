@@ -31,7 +31,13 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
 from aorta.attach.backward_graphs import BackwardGraphs
 from aorta.attach.call_flops import MOST_CPU_S, Count, count_of, line_of_caller, tensors_of
-from aorta.attach.compiled_modules import call_before_compiling, called_around, may_compile, replace_call
+from aorta.attach.compiled_modules import (
+    call_before_compiling,
+    called_around,
+    is_guarded,
+    may_compile,
+    replace_call,
+)
 from aorta.attach.layout_copies import LayoutCopies
 from aorta.attach.loss_loops import LossLoops
 from aorta.attach.meta_copies import (
@@ -280,10 +286,12 @@ class ModelCalls:
             return self._called(module, original, args, named)
 
         for held in self._around or ():
-            if (module := held()) is not None:
+            if (module := held()) is not None and not is_guarded(module):
                 self._put_back.append(replace_call(module, partial(replacement, module)))
 
     def _called(self, module: Module, original: Callable[..., Any], args: Any, named: Any) -> Any:
+        if torch._C._is_tracing():  # it writes down what notes would ask of tensors too
+            return original(*args, **named)
         if self._depth:
             self._note_cast(module)
             return original(*args, **named)

@@ -262,6 +262,55 @@ def test_another_thread_runs_what_is_compiled_while_one_counts():
     assert seen == [1, 2, 1]
 
 
+@pytest.mark.heavy
+def test_a_compiled_step_that_calls_a_module_with_hooks_and_compiled_blocks_is_not_compiled_anew():
+    def compiled_by(is_noted):
+        torch._dynamo.reset()
+        counters().clear()
+        model, _, _ = compiled_of("blocks in place", OPTIONS)
+        model.register_forward_hook(lambda *_: None)
+        step = torch.compile(lambda ids: squared(model(ids)), **OPTIONS)
+        optimizer, calls = torch.optim.SGD(model.parameters(), 0.1), ModelCalls()
+        for number in range(3):
+            if is_noted and number == 1:
+                calls.begin_step([optimizer], number)
+            step(torch.zeros(B, S, dtype=torch.long)).backward()
+            calls.end_step()
+        return compiled_so_far(), calls.count()[1]
+
+    compiled, reason = compiled_by(True)
+    assert (compiled, reason) == (compiled_by(False)[0], COMPILED_PARTS)
+
+
+@pytest.mark.heavy
+def test_what_is_replicated_in_each_call_holds_nothing():
+    """A replica would call the module that it was made of."""
+    model, _, _ = compiled_of("blocks in place", OPTIONS)
+    whole, calls = nn.DataParallel(model), ModelCalls()
+    calls.begin_step([torch.optim.SGD(model.parameters(), 0.1)], 0)
+    assert CALL in vars(whole)
+    assert CALL not in vars(model)
+    whole(torch.zeros(B, S, dtype=torch.long)).sum().backward()
+    calls.end_step()
+    assert calls.count() == (OF_DECODER, "")
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize("form", ["nothing", "loss"])
+def test_a_model_that_is_traced_in_a_step_that_is_noted_is_as_without(form):
+    torch._dynamo.reset()
+    model, _, loss = compiled_of(form, OPTIONS)
+    ids, calls = torch.zeros(B, S, dtype=torch.long), ModelCalls()
+    loss(model(ids)).backward()
+    traced = [one.kind() for one in torch.jit.trace(model, ids).inlined_graph.nodes()]
+    calls.begin_step([torch.optim.SGD(model.parameters(), 0.1)], 0)
+    loss(model(ids)).backward()
+    within = [one.kind() for one in torch.jit.trace(model, ids).inlined_graph.nodes()]
+    calls.end_step()
+    assert within == traced
+    assert calls.count() == (OF_DECODER, "")
+
+
 class Unreadable(nn.Module):
     @property
     def __dict__(self):
