@@ -53,6 +53,7 @@ from aorta.attach.needless_batches import FrozenModules, NeedlessBatches, some_o
 from aorta.attach.needless_operators import Table
 from aorta.attach.program import ALIGNED
 from aorta.record.collective_names import compiled_frames
+from aorta.record.interception.replaced import uncompiled
 from aorta.records.libraries import OWN, PYTHON, library_of
 from aorta.records.schema import (
     COMPILED_PARTS,
@@ -247,6 +248,8 @@ class ModelCalls:
                 return original(self, *args, **named)
             return calls._called(self, partial(original, self), args, named)
 
+        if owner is not Module:
+            uncompiled(call)  # as the original is: compiled autograd calls what it compiles by it
         self._owner, self._original, self._call = owner, original, call
         self._was_own = "__call__" in vars(owner)
         owner.__call__ = call  # type: ignore[method-assign]

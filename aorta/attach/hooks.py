@@ -177,6 +177,9 @@ class Attachment:
         self.torch = torch
         from torch.optim import optimizer
 
+        for function in (Attachment._trains, Attachment._is_elsewhere, Attachment.training_thread):
+            _leave_uncompiled(torch, function)  # of the first, the code of all that are guarded
+
         self._handles = [
             optimizer.register_optimizer_step_pre_hook(self._pre_step()),
             optimizer.register_optimizer_step_post_hook(self._post_step()),
@@ -232,9 +235,9 @@ class Attachment:
                 return original(*args, **named)
             if self._compiled_call.optimizer is not None:
                 self._compiled_step_ended()
-            if self.session is not None and (calls := self.session.model_calls) is not None:
+            if self.session is not None and self.session.model_calls is not None:
                 # The third and fourth argument behind these: whether a graph is made, and for which alone.
-                calls.backward_begins(args[0], bool(named.get("accumulate_grad")) and not any(args[3:5]))
+                self._backward_begins(args[0], bool(named.get("accumulate_grad")) and not any(args[3:5]))
             if not self._knows_position:
                 self._training_begins()
             is_outermost = self.backward_thread != self.training_thread()
@@ -250,6 +253,7 @@ class Attachment:
                 self._backward_ended()
             return result
 
+        _leave_uncompiled(torch, run_backward, with_called=False)
         for module in (torch.autograd, torch.autograd.graph):
             if getattr(module, "_engine_run_backward", None) is original:
                 self._replace(module, "_engine_run_backward", run_backward)
@@ -473,6 +477,10 @@ class Attachment:
             say(f"--step-at {target} is not there as training begins: no step is recorded until it is")
         if self.session is not None:
             self.session.training_begins(list(self._uncalled), self._loads())
+
+    @guarded
+    def _backward_begins(self, roots: Any, adds: bool) -> None:
+        self.session.model_calls.backward_begins(roots, adds)
 
     @guarded
     def _backward_ended(self) -> None:
@@ -787,6 +795,17 @@ class Attachment:
         name = f"{type(stepper).__module__}.{type(stepper).__qualname__}.step"
         is_compiled = id(stepper) in self._compiled
         return f"{name} (compiled: up to the next batch or backward pass)" if is_compiled else name
+
+
+def _leave_uncompiled(torch: Any, function: Any, with_called: bool = True) -> None:
+    """Have torch.compile not compile the function where code of its own calls it behind a break of its graph,
+    as that of a whole step does at the backward pass; nor what it calls, if with_called. Nothing else is set:
+    it may look into the function within a graph."""
+    with suppress(AttributeError):  # of another version
+        frames = torch._C._dynamo.eval_frame
+        skip, default = frames._FrameAction.SKIP, frames._FrameAction.DEFAULT
+        strategy = frames._FrameExecStrategy(skip, skip if with_called else default)
+        frames.set_code_exec_strategy(function.__code__, strategy)
 
 
 def _steps_optimizers(owner: Any) -> bool:

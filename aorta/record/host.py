@@ -420,6 +420,7 @@ def _unless_compiling(hook: Callable[[Any, Any, Any], None]) -> Callable[[Any, A
     Not `uncompiled`: a function that must not be traced is an error in a step compiled with fullgraph=True.
     """
     is_compiling = torch.compiler.is_compiling
+    uncompiled(hook)  # which is not reached there
 
     def call(optimizer: Any, args: Any, kwargs: Any) -> None:
         if not is_compiling():

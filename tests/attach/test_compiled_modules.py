@@ -13,8 +13,10 @@ from torch.nn.parallel import DistributedDataParallel
 
 from aorta.attach.compiled_modules import CALL, without_compiling
 from aorta.attach.flops import COMPILED_PARTS, ModelCalls
+from aorta.attach.hooks import Attachment
 from aorta.attach.meta_copies import copy_without_data
 from aorta.attach.session import CALLS_AT
+from aorta.attach.settings import AttachSettings
 from tests.dist.launch import run_ranks
 
 B, S, D, LAYERS, VOCABULARY = 2, 16, 32, 10, 50
@@ -309,6 +311,55 @@ def test_a_model_that_is_traced_in_a_step_that_is_noted_is_as_without(form):
     calls.end_step()
     assert within == traced
     assert calls.count() == (OF_DECODER, "")
+
+
+@pytest.mark.heavy
+def test_what_compiled_autograd_compiles_runs_in_a_step_that_is_noted():
+    torch._dynamo.reset()
+    model, _, _ = compiled_of("nothing", OPTIONS)
+    optimizer, calls, losses = torch.optim.SGD(model.parameters(), 0.1), ModelCalls(), []
+
+    def step(ids):
+        loss = squared(model(ids))
+        loss.backward()
+        return loss
+
+    with torch._dynamo.config.patch(compiled_autograd=True):
+        compiled = torch.compile(step, backend="eager")
+        for number in range(4):
+            if number:
+                calls.begin_step([optimizer], number)
+            losses.append(compiled(torch.zeros(B, S, dtype=torch.long)).item())
+            calls.end_step()
+    assert len({*losses}) == 1
+    assert calls.count() == (None, COMPILED_PARTS)
+
+
+@pytest.mark.heavy
+def test_hooks_are_not_compiled_where_a_compiled_step_goes_back(tmp_path):
+    """Its graph breaks there, and torch would compile what the recorder does then."""
+
+    def step(model, optimizer, ids):
+        loss = squared(model(ids))
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    from torch._dynamo.convert_frame import input_codes  # takes a second to load
+
+    attachment = Attachment(AttachSettings(output=str(tmp_path / "run")))
+    try:
+        attachment.imported("torch", torch)
+        model, _, _ = compiled_of("nothing", OPTIONS)
+        optimizer, compiled = torch.optim.SGD(model.parameters(), 0.1), torch.compile(step, backend="eager")
+        for _ in range(5):
+            compiled(model, optimizer, torch.zeros(B, S, dtype=torch.long))
+        seen = [code.co_qualname for held in input_codes.seen if (code := held()) is not None]
+    finally:
+        attachment._process_ends()
+        attachment.detach()
+    assert attachment.session is not None
+    assert not [name for name in seen if name.startswith(("AttachedSession.", "ModelCalls._", "Recorder."))]
 
 
 class Unreadable(nn.Module):
