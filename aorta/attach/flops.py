@@ -249,6 +249,7 @@ class ModelCalls:
             return calls._called(self, partial(original, self), args, named)
 
         if owner is not Module:
+            call.__code__ = call.__code__.replace()  # not that of what stands in for Module.__call__
             uncompiled(call)  # as the original is: compiled autograd calls what it compiles by it
         self._owner, self._original, self._call = owner, original, call
         self._was_own = "__call__" in vars(owner)
