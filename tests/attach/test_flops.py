@@ -270,12 +270,11 @@ class Draws(nn.Linear):
         return action, drawn.log_prob(action), Categorical(logits=action).entropy()
 
 
-def test_a_model_is_counted_whose_distributions_check_values():
-    checks = Distribution._validate_args
-    assert checks
+def test_a_model_is_counted_whose_distributions_check_values(monkeypatch):
+    monkeypatch.setattr(Distribution, "_validate_args", True)  # torch.compile takes it off, for good
     calls = noted(Draws(4, 4), torch.zeros(2, 4))
     assert calls.count()[0] == pytest.approx(2 * 2 * 2 * 4 * 4)  # no gradient of the inputs
-    assert Distribution._validate_args == checks
+    assert Distribution._validate_args
 
 
 def test_the_end_of_a_run_waits_no_longer_for_a_count_than_it_may(monkeypatch):
