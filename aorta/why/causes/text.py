@@ -209,14 +209,26 @@ def _reason_text(cell: str, dataset: Dataset, account: Account) -> str:
     if num_steps < MIN_STEPS:
         few = f"{counted(num_steps, 'judged step')} are too few to tell it from chance"
         return f"Its reason is not certain: {few}."
-    if cell != "launch" or not num:
+    is_of_launches = cell == "wait" and _is_of_launches(account)
+    if not num or (cell != "launch" and not is_of_launches):
         return "Its reason is not certain."
+    in_turn = "Most of it is for a rank whose device runs dry meanwhile, for one after the other. "
     compiled = "compile" in program_of(dataset.first.noted)[0]
     remedy = "Larger batches" if compiled else "torch.compile launches less and larger batches"
-    return (
+    return (in_turn if is_of_launches else "") + (
         f"The host bounds the step: {num:,.0f} kernels and copies, whose launches alone explain little of it;"
         f" the rest is Python, wrappers and casts around them. {remedy} hide what does not grow with them."
     )
+
+
+def _is_of_launches(account: Account) -> bool:
+    """Whether half of what ranks wait is for one whose host launches late: of what the others wait for it, no
+    more than its device runs dry."""
+    exposed, launch = account.exposed, account.cells.get("launch")
+    if exposed is None or launch is None:
+        return False
+    late_ms = np.minimum(exposed.caused_ms, launch).mean(axis=0) * (len(account.ranks) - 1)
+    return bool(late_ms.mean() >= exposed.wait_ms.mean() / 2 > 0)
 
 
 def _through_memory_text(dataset: Dataset, account: Account) -> str:

@@ -31,6 +31,7 @@ from aorta.records.schema import (
 from aorta.records.stacks import StackFrame
 from aorta.records.writer import write_json
 from aorta.timeline.types import Kind, Span
+from aorta.why.causes import text as text_module
 from aorta.why.causes.finding import CauseFinding
 from aorta.why.causes.losses import needless as needless_module
 from aorta.why.causes.losses import of_a_step, program_code
@@ -541,6 +542,30 @@ def test_what_a_program_is_made_of_is_a_fact_of_its_account(tmp_path):
     )
     assert "The host bounds the step: 150 kernels" in text
     assert "torch.compile launches less" in text
+
+
+@pytest.mark.parametrize(
+    ("dry_ms", "is_told"),
+    [
+        pytest.param((40.0, 40.0), True, id="both-in-turn"),
+        pytest.param((8.0, 8.0), False, id="other-waits"),
+        pytest.param((0.0, 0.0), False, id="batches-differ"),
+    ],
+)
+def test_ranks_that_wait_for_late_launches_in_turn_are_bound_by_their_hosts(monkeypatch, dry_ms, is_told):
+    """Two ranks wait 30 ms for each other: the device of the awaited one has nothing queued."""
+    by_rank = np.full((2, 8), 30.0)
+    account = SimpleNamespace(
+        exposed=SimpleNamespace(caused_ms=by_rank, wait_ms=by_rank),
+        cells={"launch": np.repeat(np.array(dry_ms)[:, None], 8, axis=1)},
+        ranks=[0, 1],
+        step_ms=np.full((2, 8), 100.0),
+    )
+    monkeypatch.setattr(text_module, "kernels_by_class", lambda dataset: [SimpleNamespace(count=600.0)])
+    single = SimpleNamespace(first=SimpleNamespace(noted=run_record(2)))
+    told = text_module._reason_text("wait", single, account)
+    assert told.startswith("Most of it is for a rank whose device runs dry") == is_told
+    assert ("The host bounds the step: 600 kernels" in told) == is_told
 
 
 MOVES = LineOfWork(at=LINE, operators=20, flops=0.0, bytes=9e9, forward_flops=0.0, forward_bytes=3e9,
