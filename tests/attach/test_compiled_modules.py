@@ -105,6 +105,19 @@ def compiled_so_far():
     return {name: dict(counters()[name]) for name in ("frames", "stats", "graph_break", "recompiles")}
 
 
+def loss_of_step(called, loss, optimizer, ids, calls, number):
+    """Trained for one step, which calls note where they are given."""
+    if calls is not None:
+        calls.begin_step([optimizer], number)
+    value = loss(called(ids))
+    value.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    if calls is not None:
+        calls.end_step()
+    return value.item()
+
+
 def trained(form, sizes, is_noted, options=OPTIONS, with_hook=False):
     """The losses of steps on as many rows, FLOPs with the reason, and what was compiled up to each step."""
     torch._dynamo.reset()
@@ -117,15 +130,7 @@ def trained(form, sizes, is_noted, options=OPTIONS, with_hook=False):
     for number, rows in enumerate(sizes):
         notes = is_noted and CALLS_AT <= number < CALLS_AT + 3
         ids = torch.arange(rows * S).view(rows, S) % VOCABULARY
-        if notes:
-            calls.begin_step([optimizer], number)
-        value = loss(called(ids))
-        value.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        if notes:
-            calls.end_step()
-        losses.append(value.item())
+        losses.append(loss_of_step(called, loss, optimizer, ids, calls if notes else None, number))
         if is_noted and number == len(sizes) - 2:
             flops = calls.count()
         compiled.append(compiled_so_far())
@@ -454,15 +459,7 @@ def trained_by_rank(form, wraps, is_noted):
     ids = torch.arange(B * S).view(B, S) % VOCABULARY
     for number in range(7):
         notes = is_noted and CALLS_AT <= number < CALLS_AT + 3 and torch.distributed.get_rank() == 0
-        if notes:
-            calls.begin_step([optimizer], number)
-        value = loss(called(ids))
-        value.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        if notes:
-            calls.end_step()
-        losses.append(value.item())
+        losses.append(loss_of_step(called, loss, optimizer, ids, calls if notes else None, number))
     return losses, calls.count(), compiled_so_far()
 
 

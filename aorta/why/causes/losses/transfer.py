@@ -386,7 +386,7 @@ def _num_gradients(bucket: str) -> int:
     return 1 + int(more[1]) if more else 1
 
 
-def _take_what_hides(finding: CauseFinding, judged: Run, op: str, repeats: int, bound: float = 1.0) -> None:
+def _take_what_hides(finding: CauseFinding, judged: Run, op: str, repeats: int, bound: float) -> None:
     """What is hidden takes cores and bandwidth of the backward pass, and copies into buckets and back are
     part of that: between nothing and all of either goes as well, as far as that bounds a step. Half is told.
     Hardly all of both goes at once; where neither costs anything, what is exposed is left."""
