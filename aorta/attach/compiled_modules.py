@@ -20,6 +20,7 @@ import torch
 from torch.nn import Module
 
 from aorta.attach.needless_batches import plain_class
+from aorta.record.interception.replaced import left_uncompiled
 
 CALL = "_compiled_call_impl"
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
@@ -131,6 +132,8 @@ def replace_call(module: Module, replacement: Callable[..., Any]) -> Callable[[]
         if torch.compiler.is_compiling():
             return original(*args, **named)
         return replacement(original, args, named)
+
+    left_uncompiled(call, with_called=False)
 
     def put_back() -> None:
         if held.get(CALL) is not call:  # the program has compiled it meanwhile

@@ -53,7 +53,7 @@ from aorta.attach.needless_batches import FrozenModules, NeedlessBatches, some_o
 from aorta.attach.needless_operators import Table
 from aorta.attach.program import ALIGNED
 from aorta.record.collective_names import compiled_frames
-from aorta.record.interception.replaced import uncompiled
+from aorta.record.interception.replaced import left_uncompiled, uncompiled
 from aorta.records.libraries import OWN, PYTHON, library_of
 from aorta.records.schema import (
     COMPILED_PARTS,
@@ -289,21 +289,14 @@ class ModelCalls:
                 return original(*args, **named)
             return self._called(module, original, args, named)
 
+        left_uncompiled(replacement, with_called=False)
         for held in self._around or ():
             if (module := held()) is not None and not is_guarded(module):
                 self._put_back.append(replace_call(module, partial(replacement, module)))
 
+    @partial(left_uncompiled, with_called=False)
     def _called(self, module: Module, original: Callable[..., Any], args: Any, named: Any) -> Any:
-        if torch._C._is_tracing():  # it writes down what notes would ask of tensors too
-            return original(*args, **named)
-        if self._depth:
-            self._note_cast(module)
-            return original(*args, **named)
-        # In a backward pass modules are called again, for what was not kept.
-        if torch._C._current_graph_task_id() != -1 or _hands_on(module):
-            return original(*args, **named)
-        note = self._note if torch.is_grad_enabled() else self._note_quiet
-        if not note(module, args, named):
+        if not self._is_noted(module, args, named):
             return original(*args, **named)
         self._depth += 1
         first = torch.autograd._get_sequence_nr()  # type: ignore[attr-defined]
@@ -311,13 +304,30 @@ class ModelCalls:
             result = original(*args, **named)
         finally:
             self._depth -= 1
+        self._returned(module, result, first)
+        return result
+
+    @left_uncompiled
+    def _is_noted(self, module: Module, args: Any, named: Any) -> bool:
+        if torch._C._is_tracing():  # it writes down what notes would ask of tensors too
+            return False
+        if self._depth:
+            self._note_cast(module)
+            return False
+        # In a backward pass modules are called again, for what was not kept.
+        if torch._C._current_graph_task_id() != -1 or _hands_on(module):
+            return False
+        note = self._note if torch.is_grad_enabled() else self._note_quiet
+        return note(module, args, named)
+
+    @left_uncompiled
+    def _returned(self, module: Module, result: Any, first: int) -> None:
         with suppress(Exception):
             if torch.is_grad_enabled() and self._is_model(module):
                 outputs = tensors_of(result)
                 self._of_loss.model_returns(outputs, first)
                 self._graphs.model_returns(module, outputs, self._kind)
                 self._batches.returned(outputs)
-        return result
 
     def _note(self, module: Module, args: Any, named: Any) -> bool:
         """True where it is one whose inner modules need not be noted."""

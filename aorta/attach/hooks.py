@@ -177,11 +177,12 @@ class Attachment:
         self.torch = torch
         from torch.optim import optimizer
 
+        replaced = _replaced()
         for function in (Attachment._trains, Attachment._is_elsewhere, Attachment.training_thread):
-            _leave_uncompiled(torch, function)  # of the first, the code of all that are guarded
+            replaced.left_uncompiled(function)  # of the first, the code of all that are guarded
 
         self._handles = [
-            optimizer.register_optimizer_step_pre_hook(self._pre_step()),
+            optimizer.register_optimizer_step_pre_hook(replaced.unless_compiling(self._optimizer_called)),
             optimizer.register_optimizer_step_post_hook(self._post_step()),
         ]
         # Marked alike, so that neither is traced where somebody compiles an optimizer's step.
@@ -214,10 +215,12 @@ class Attachment:
         setattr(owner, name, replacement)
 
     def _call_after(self, owner: Any, name: str, hook: Callable[[tuple[Any, ...]], None]) -> None:
-        self._replace(owner, name, call_after(getattr(owner, name), hook))
+        call = call_after(getattr(owner, name), _replaced().unless_compiling(hook))
+        self._replace(owner, name, _replaced().left_uncompiled(call, with_called=False))
 
     def _call_before(self, owner: Any, name: str, hook: Callable[[tuple[Any, ...]], None]) -> None:
-        self._replace(owner, name, call_before(getattr(owner, name), hook))
+        call = call_before(getattr(owner, name), _replaced().unless_compiling(hook))
+        self._replace(owner, name, _replaced().left_uncompiled(call, with_called=False))
 
     def _watch_evaluation(self, model: Any) -> None:
         if "eval" in vars(model):
@@ -253,7 +256,7 @@ class Attachment:
                 self._backward_ended()
             return result
 
-        _leave_uncompiled(torch, run_backward, with_called=False)
+        _replaced().left_uncompiled(run_backward, with_called=False)
         for module in (torch.autograd, torch.autograd.graph):
             if getattr(module, "_engine_run_backward", None) is original:
                 self._replace(module, "_engine_run_backward", run_backward)
@@ -264,8 +267,8 @@ class Attachment:
         save = call_after_save(torch.save, self._file_saved, storages)
         load = call_after_load(torch.load, self._file_loaded, storages)
         for module in (torch, torch.serialization):
-            self._replace(module, "save", save)
-            self._replace(module, "load", load)
+            self._replace(module, "save", _replaced().uncompiled(save))
+            self._replace(module, "load", _replaced().uncompiled(load))
 
     def _watch_scaler(self, torch: Any) -> None:
         """Take a scaler's own call as the step: where it finds infinite gradients, it calls no optimizer."""
@@ -503,17 +506,10 @@ class Attachment:
         if self.session is not None:
             self.session.data_requested(id(iterator._dataset))
 
-    def _pre_step(self) -> Callable[..., None]:
-        """Return the hook before an optimizer's step(): it looks once who calls the optimizer."""
-        is_compiling = self.torch.compiler.is_compiling
-
-        def pre(optimizer: Any, args: Any, kwargs: Any) -> None:
-            if is_compiling():
-                return
-            if self._depth == 0 and id(optimizer) not in self._steppers:
-                self._find_stepper(optimizer)
-
-        return pre
+    def _optimizer_called(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        """Look once who calls the optimizer, before its step()."""
+        if self._depth == 0 and id(optimizer) not in self._steppers:
+            self._find_stepper(optimizer)
 
     def _post_step(self) -> Callable[..., None]:
         """Return the hook after an optimizer's step(); see CompiledCall for what it does while traced."""
@@ -797,15 +793,10 @@ class Attachment:
         return f"{name} (compiled: up to the next batch or backward pass)" if is_compiled else name
 
 
-def _leave_uncompiled(torch: Any, function: Any, with_called: bool = True) -> None:
-    """Have torch.compile not compile the function where code of its own calls it behind a break of its graph,
-    as that of a whole step does at the backward pass; nor what it calls, if with_called. Nothing else is set:
-    it may look into the function within a graph."""
-    with suppress(AttributeError):  # of another version
-        frames = torch._C._dynamo.eval_frame
-        skip, default = frames._FrameAction.SKIP, frames._FrameAction.DEFAULT
-        strategy = frames._FrameExecStrategy(skip, skip if with_called else default)
-        frames.set_code_exec_strategy(function.__code__, strategy)
+def _replaced() -> Any:
+    from aorta.record.interception import replaced  # which imports torch
+
+    return replaced
 
 
 def _steps_optimizers(owner: Any) -> bool:

@@ -23,6 +23,7 @@ from aorta.attach.step_detection import MAX_CALLS, MAX_PASSES, BackwardCycle, En
 from aorta.errors import AortaError
 from aorta.record.handles import StepHandle
 from aorta.record.host import EVALUATION
+from aorta.record.interception.replaced import left_uncompiled
 from aorta.record.interception.switch import Interception
 from aorta.record.open_steps import Cut
 from aorta.record.profiler import RequestedCapture
@@ -593,13 +594,14 @@ class AttachedSession:
 
         def train(module: Any, mode: bool = True) -> Any:
             result = original(module, mode)
-            if mode:
+            if mode and not torch.compiler.is_compiling():
                 session.training_resumes()
             return result
 
-        torch.nn.Module.train = train
+        torch.nn.Module.train = left_uncompiled(train, with_called=False)
         self._train = (original, train)
 
+    @left_uncompiled
     def training_resumes(self) -> None:
         """Begin a step at the model.train() that follows an evaluation."""
         try:

@@ -29,7 +29,7 @@ from torch.optim.optimizer import (
 )
 
 from aorta.device.backend import accelerator
-from aorta.record.interception.replaced import uncompiled
+from aorta.record.interception.replaced import left_uncompiled, uncompiled, unless_compiling
 from aorta.record.journal import Journal
 from aorta.record.loader_workers import replacements
 from aorta.record.lock_holder import SCHEDSTAT
@@ -130,8 +130,8 @@ class HostWatch:
         self._missing = list(CHECKPOINTS)
         self.look_for_checkpoints()
         self._handles = [
-            register_optimizer_step_pre_hook(_unless_compiling(self._update_begins)),
-            register_optimizer_step_post_hook(_unless_compiling(self._update_ended)),
+            register_optimizer_step_pre_hook(unless_compiling(self._update_begins)),
+            register_optimizer_step_post_hook(unless_compiling(self._update_ended)),
         ]
         # To be the first of all such hooks: another one may end the step, and the note would come too late.
         with suppress(AttributeError, KeyError):
@@ -191,7 +191,10 @@ class HostWatch:
                 if memory is not None:
                     memory.ends(BACKWARD, step)
 
-        # A backward pass may run compiled frames, which a skipped frame would keep from being compiled.
+        if kind == "checkpoint":
+            uncompiled(call)
+        else:  # a backward pass may run what is to be compiled
+            left_uncompiled(call, with_called=False)
         self._replaced.append(_replace(owner, name, _like(call, original)))
 
     def watch_waits(self) -> None:
@@ -307,6 +310,7 @@ class HostWatch:
         kind: HostKind = "checkpoint" if activity == "checkpoint" else "pause"
         self._note(kind, start_ns, activity)
 
+    @left_uncompiled
     def _note(
         self,
         kind: HostKind,
@@ -332,6 +336,7 @@ class HostWatch:
             self._journal.may_evaluate_ns = 0
         notes.append(HostNote(kind, start_ns, monotonic_ns(), place, num_bytes))
 
+    @left_uncompiled
     def _note_without_gradient(self, loader: int, start_ns: int) -> None:
         """Note a batch that was asked for with autograd off: a second one of a loader ends an evaluation.
 
@@ -374,6 +379,7 @@ def _collecting(frame: FrameType | None) -> str:
     return f"gc.collect in {os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno}"
 
 
+@left_uncompiled
 def _program_place(name: str) -> str:
     """'save in train.py:56', the innermost line that is the program's own; '' where none is."""
     frame = program_frame()
@@ -412,21 +418,6 @@ def _put_back(replaced: list[Replacement]) -> None:
         else:
             setattr(owner, name, original)
     replaced.clear()
-
-
-def _unless_compiling(hook: Callable[[Any, Any, Any], None]) -> Callable[[Any, Any, Any], None]:
-    """Return the hook of optimizers as one that does nothing while torch.compile traces it.
-
-    Not `uncompiled`: a function that must not be traced is an error in a step compiled with fullgraph=True.
-    """
-    is_compiling = torch.compiler.is_compiling
-    uncompiled(hook)  # which is not reached there
-
-    def call(optimizer: Any, args: Any, kwargs: Any) -> None:
-        if not is_compiling():
-            hook(optimizer, args, kwargs)
-
-    return call
 
 
 def _local(parameter: torch.Tensor) -> torch.Tensor:

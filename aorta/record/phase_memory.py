@@ -8,6 +8,7 @@ import threading
 from collections.abc import Callable
 
 from aorta.device.backend import Backend
+from aorta.record.interception.replaced import left_uncompiled
 from aorta.steps.notes import RecordedStep
 
 FORWARD, BACKWARD, OPTIMIZER = range(3)
@@ -42,6 +43,7 @@ class PhaseMemory:
             self._limit_bytes = self._device.memory_limit_bytes(index)
         self._step, self._peaks, self._num_reads = step, [0, 0, 0], 0
 
+    @left_uncompiled
     def ends(self, phase: int, step: RecordedStep | None) -> None:
         if step is None or step is not self._step or self._num_reads >= MOST_READS:
             return

@@ -4,15 +4,27 @@ from collections.abc import Callable
 from types import FunctionType
 from typing import Any, TypeVar
 
+import torch
+
 F = TypeVar("F", bound=Callable[..., Any])
 
 try:
     # The interface in C: torch.compile's own modules take a second to load, and most runs never need them.
     from torch._C._dynamo import eval_frame as _frames
 
-    _SKIP: Any = _frames._FrameExecStrategy(_frames._FrameAction.SKIP, _frames._FrameAction.SKIP)
+    _SKIP, _DEFAULT = _frames._FrameAction.SKIP, _frames._FrameAction.DEFAULT
 except (ImportError, AttributeError):
-    _SKIP = None
+    _frames = None  # type: ignore[assignment]
+
+
+def left_uncompiled(function: F, with_called: bool = True) -> F:
+    """Return the function; torch.compile does not compile it where it runs behind a break of a graph, as what
+    runs in the backward pass of a compiled step; nor what it calls, if with_called. A graph may hold it."""
+    inner = getattr(function, "__func__", function)  # of a method
+    if _frames is not None and isinstance(inner, FunctionType):
+        strategy = _frames._FrameExecStrategy(_SKIP, _SKIP if with_called else _DEFAULT)
+        _frames.set_code_exec_strategy(inner.__code__, strategy)
+    return function
 
 
 def uncompiled(function: F) -> F:
@@ -21,11 +33,24 @@ def uncompiled(function: F) -> F:
     For functions that torch calls in the middle of a compiled one: where its graph breaks, the frames of
     whatever runs next are compiled too, and what the recorder does cannot be.
     """
-    inner = getattr(function, "__func__", function)  # of a method
-    if _SKIP is not None and isinstance(inner, FunctionType):
-        _frames.set_code_exec_strategy(inner.__code__, _SKIP)
+    inner = getattr(function, "__func__", function)
+    if isinstance(inner, FunctionType):
         inner._torchdynamo_disable = True  # type: ignore[attr-defined]
-    return function
+    return left_uncompiled(function)
+
+
+def unless_compiling(hook: Callable[..., None]) -> Callable[..., None]:
+    """Return the hook as one that does nothing while torch.compile traces it.
+
+    Not `uncompiled`: a function that must not be traced is an error in a step compiled with fullgraph=True.
+    """
+    left_uncompiled(hook)
+
+    def call(*args: Any) -> None:
+        if not torch.compiler.is_compiling():
+            hook(*args)
+
+    return left_uncompiled(call)
 
 
 class ReplacedMethods:
