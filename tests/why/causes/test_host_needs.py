@@ -19,7 +19,7 @@ def run(host_ms, step_ms=20.0, waits_ms=0.0):
         whole=None,
         ranks=[],
         judged_steps=slice(None),
-        metrics={"host_ms": host, "step_ms": np.full(host.shape, step_ms)},
+        metrics={"host_ms": host, "step_ms": np.zeros(host.shape) + step_ms},
         host_parts={"host.synchronisation": np.full(host.shape, waits_ms)},
     )
 
@@ -37,6 +37,10 @@ REFILLED = [2.0] * 6 + [20.0] * 14
 DRAINED = ([20.0] * 36 + [46.0, 7.0, 8.0]) * 4
 """In one of 39 steps a value is read: the host waits until the queue is empty, and the next two are free."""
 
+BESIDE = ([20.0] * 38 + [34.0]) * 4
+"""The same with a read behind the step's body: the step takes that much longer."""
+FREE_ONCE = [8.0] + ([20.0] * 38 + [8.0]) * 3 + [20.0] * 38
+
 
 @pytest.mark.parametrize(
     ("judged", "state", "room_ms"),
@@ -51,6 +55,8 @@ DRAINED = ([20.0] * 36 + [46.0, 7.0, 8.0]) * 4
         pytest.param(run([20.0, 28.0, 12.0, 12.0] * 5), account(), 8.0, id="free-behind-stalls"),
         pytest.param(run(DRAINED), account(), 12.0, id="behind-reads-that-are-few"),
         pytest.param(run(([20.0] * 30 + [28.0, 11.0, 21.0]) * 4), account(), np.inf, id="a-queue-that-jumps"),
+        pytest.param(run(FREE_ONCE, step_ms=BESIDE), account(), 12.0, id="one-step-behind-each-read"),
+        pytest.param(run(FREE_ONCE), account(), np.inf, id="one-step-behind-nothing"),
         pytest.param(run([20.0] * 90 + [8.0]), account(), np.inf, id="one-short-step"),
         pytest.param(run(MOSTLY_HELD_UP), account(on_device=False), None, id="of-a-CPU"),
         pytest.param(run([[12.0] * 20, [15.0] * 20]), account(), 5.0, id="the-rank-with-least"),

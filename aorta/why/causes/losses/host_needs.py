@@ -22,6 +22,8 @@ HELD_UP = 0.9
 NOT_HELD_UP, FEWEST_FREE = 0.6, 3
 """Of a step, up to which one was not held up, and how many are enough, however few of all: a host that reads
 a value now and then waits until its queue is empty, and launches the next steps as fast as it can."""
+EMPTIED = 0.5
+"""Of a step, that the host spends beside its own part, from which on its queue is nearly empty behind it."""
 MOSTLY_IDLE = 0.4
 """Of a step, that the device has nothing to do, from which on the host is never held up."""
 OF_LAUNCHES = ("columns",)
@@ -45,18 +47,22 @@ def host_needs(judged: Run, account: Account) -> HostNeeds | None:
     """Of the rank with least room. None where it is not known: of a CPU, or of too few steps."""
     whole = judged.whole or judged
     host = Host(whole, whole.judged_steps)
-    step_ms = host.metric("step_ms")
-    own_ms = host.metric("host_ms") - host.span("synchronisation") - host.tail("synchronisation")
+    step_ms, body_ms = host.metric("step_ms"), host.metric("host_ms")
+    synchronisation_ms = host.span("synchronisation") + host.tail("synchronisation")
+    own_ms = body_ms - synchronisation_ms
+    beside_ms = np.maximum(step_ms - body_ms, synchronisation_ms)
     found: list[HostNeeds] = []
     waits_ms = _waits_beside(judged, host)
-    for own, steps in zip(own_ms, step_ms, strict=True):
+    for own, steps, beside in zip(own_ms, step_ms, beside_ms, strict=True):
         is_known = np.isfinite(own) & np.isfinite(steps)
         if not account.on_device or is_known.sum() < FEWEST:
             return None
         # A host that fills an empty queue anew is short in many steps that take the device as long as others.
         mean_ms = float(max(steps[is_known].mean(), np.median(steps[is_known])))
-        # What makes up for a longer step before it was held up in part: the mean of both tells.
-        paired = np.fmax(own, (own + np.r_[np.nan, own[:-1]]) / 2)
+        # What makes up for a longer step before it was held up in part: the mean of both tells. Behind a
+        # wait, or work beside the step, that emptied the queue there is nothing to make up for.
+        is_alone = np.r_[False, beside[:-1] > EMPTIED * mean_ms]
+        paired = np.where(is_alone, own, np.fmax(own, (own + np.r_[np.nan, own[:-1]]) / 2))
         need_ms = max(float(np.quantile(paired[is_known], SHORTEST)) - waits_ms, 0.0)
         free = paired[is_known & (paired <= NOT_HELD_UP * mean_ms)]
         if len(free) >= FEWEST_FREE:
