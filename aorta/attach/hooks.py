@@ -178,7 +178,11 @@ class Attachment:
         from torch.optim import optimizer
 
         replaced = _replaced()
-        for function in (Attachment._trains, Attachment._is_elsewhere, Attachment.training_thread):
+        finders = (one.find_spec for one in sys.meta_path if type(one).__name__ == "TorchFinder")
+        for function in (
+            *(Attachment._trains, Attachment._is_elsewhere, Attachment.training_thread),
+            *(Attachment._enter, Attachment._leave, _is_accumulation_boundary, *finders),
+        ):
             replaced.left_uncompiled(function)  # of the first, the code of all that are guarded
 
         self._handles = [
@@ -267,8 +271,8 @@ class Attachment:
         save = call_after_save(torch.save, self._file_saved, storages)
         load = call_after_load(torch.load, self._file_loaded, storages)
         for module in (torch, torch.serialization):
-            self._replace(module, "save", _replaced().uncompiled(save))
-            self._replace(module, "load", _replaced().uncompiled(load))
+            self._replace(module, "save", _replaced().uncompiled(save, with_called=False))
+            self._replace(module, "load", _replaced().uncompiled(load, with_called=False))
 
     def _watch_scaler(self, torch: Any) -> None:
         """Take a scaler's own call as the step: where it finds infinite gradients, it calls no optimizer."""
@@ -298,7 +302,8 @@ class Attachment:
             finally:
                 self._leave(optimizer, completed, True)
 
-        self._replace(kind, "step", step)
+        # Torch does not compile its own one either.
+        self._replace(kind, "step", _replaced().uncompiled(step, with_called=False))
 
     def _watch_distributed(self, module: Any) -> None:
         original_init, original = module.init_process_group, module.destroy_process_group
@@ -650,10 +655,12 @@ class Attachment:
         self._patched.add(id(owner))
         original = getattr(owner, "step")  # noqa: B009
         is_class = isinstance(owner, type)
-        attachment = self
+        attachment, is_compiling = self, self.torch.compiler.is_compiling
 
         @functools.wraps(original)
         def step(*args: Any, **named: Any) -> Any:
+            if is_compiling():
+                return original(*args, **named)
             called = args[0] if is_class else stepper
             attachment._enter()
             boundary = _is_accumulation_boundary(called)
@@ -665,7 +672,7 @@ class Attachment:
             finally:
                 attachment._leave(called, completed, boundary)
 
-        self._replace(owner, "step", step)
+        self._replace(owner, "step", _replaced().left_uncompiled(step, with_called=False))
 
     def _enter(self) -> None:
         if self._depth == 0:

@@ -191,10 +191,8 @@ class HostWatch:
                 if memory is not None:
                     memory.ends(BACKWARD, step)
 
-        if kind == "checkpoint":
-            uncompiled(call)
-        else:  # a backward pass may run what is to be compiled
-            left_uncompiled(call, with_called=False)
+        # What it calls is compiled as without it: a backward pass runs the program's own functions.
+        (uncompiled if kind == "checkpoint" else left_uncompiled)(call, with_called=False)
         self._replaced.append(_replace(owner, name, _like(call, original)))
 
     def watch_waits(self) -> None:

@@ -1,7 +1,10 @@
 """FLOPs of programs that compile: as of those that do not, and nothing is compiled anew for them."""
 
 import copy
+import importlib
 import os
+import runpy
+import sys
 import threading
 from functools import partial
 
@@ -343,36 +346,78 @@ def test_what_compiled_autograd_compiles_runs_in_a_step_that_is_noted():
     assert calls.count() == (None, COMPILED_PARTS)
 
 
-@pytest.mark.heavy
-def test_nothing_of_the_recorder_is_compiled_where_the_graph_of_a_compiled_step_breaks(tmp_path):
-    """As it does at the backward pass: torch compiles what runs then."""
+def halved(gradient):
+    return gradient / 2
 
-    def step(model, optimizer, ids):
+
+class Halved(torch.optim.SGD):
+    def step(self, closure=None):
+        self.param_groups[0]["lr"] /= 2
+        super().step(closure)
+
+
+class Saved:
+    def __reduce__(self):
+        return Saved, ()
+
+
+class Engine:
+    def __init__(self, model):
+        self.optimizer = Halved(model.parameters(), 0.1)
+        self.scaler = torch.amp.GradScaler("cpu")
+
+    def step(self):
+        self.optimizer.step()
+
+
+def step_of(model, engine, path, ids):
+    loss = squared(model(ids))
+    engine.scaler.scale(loss).backward()
+    engine.scaler.step(engine.optimizer)
+    engine.scaler.update()
+    engine.step()
+    importlib.import_module("colorsys")
+    model.eval()
+    with torch.no_grad():
         loss = squared(model(ids))
-        loss.backward()
-        optimizer.step()
-        model.eval()
-        with torch.no_grad():
-            loss = squared(model(ids))
-        model.train()
-        torch.save(model.state_dict(), tmp_path / "model.pt")
-        return loss
+    model.train()
+    torch.save([model.state_dict(), Saved()], path)
+    return loss
 
+
+@pytest.mark.heavy
+def test_a_compiled_step_whose_graph_breaks_compiles_what_it_does_without_the_recorder(tmp_path, monkeypatch):
+    """Torch compiles what the program runs then, as in the backward pass, and nothing of the recorder."""
     from torch._dynamo.convert_frame import input_codes  # takes a second to load
 
-    attachment = Attachment(AttachSettings(output=str(tmp_path / "run")))
-    try:
-        attachment.imported("torch", torch)
+    bootstrap = runpy.run_path(os.path.join(AORTA, "attach", "bootstrap", "sitecustomize.py"))
+    compiled_codes = []
+    for is_recorded in (False, True):
+        torch._dynamo.reset()
+        attachment = Attachment(AttachSettings(output=str(tmp_path / "run")))
+        monkeypatch.delitem(sys.modules, "colorsys", raising=False)
         model, _, _ = compiled_of("nothing", OPTIONS)
-        optimizer, compiled = torch.optim.SGD(model.parameters(), 0.1), torch.compile(step, backend="eager")
-        for _ in range(5):
-            compiled(model, optimizer, torch.zeros(B, S, dtype=torch.long))
-        seen = [code for held in input_codes.seen if (code := held()) is not None]
-    finally:
-        attachment._process_ends()
-        attachment.detach()
+        try:
+            if is_recorded:
+                monkeypatch.setattr(sys, "meta_path", [bootstrap["TorchFinder"]({"torch"}), *sys.meta_path])
+                attachment.imported("torch", torch)
+            engine, compiled = Engine(model), torch.compile(step_of, backend="eager")
+            for number in range(6):
+                if number == 2:
+                    model(torch.zeros(B, S, dtype=torch.long)).sum().backward()
+                    engine.step()
+                if number == 4:  # the recorder is on
+                    model.head.weight.register_hook(halved)
+                compiled(model, engine, tmp_path / "model.pt", torch.zeros(B, S, dtype=torch.long))
+            seen = [code for held in input_codes.seen if (code := held()) is not None]
+        finally:
+            attachment._process_ends()
+            attachment.detach()
+        ours = [code for code in seen if code.co_filename.startswith((AORTA, __file__))]
+        compiled_codes.append(sorted(code.co_qualname for code in ours))
     assert attachment.session is not None
-    assert not [one.co_qualname for one in seen if one.co_filename.startswith(AORTA)]
+    assert compiled_codes[1] == compiled_codes[0]
+    assert {"halved", "Halved.step", "Saved.__reduce__"} <= {*compiled_codes[0]}
 
 
 class Unreadable(nn.Module):

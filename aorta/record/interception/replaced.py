@@ -27,8 +27,9 @@ def left_uncompiled(function: F, with_called: bool = True) -> F:
     return function
 
 
-def uncompiled(function: F) -> F:
-    """Return the function; torch.compile neither looks into it nor compiles it, nor anything that it calls.
+def uncompiled(function: F, with_called: bool = True) -> F:
+    """Return the function; torch.compile neither looks into it nor compiles it, nor what it calls, if
+    with_called.
 
     For functions that torch calls in the middle of a compiled one: where its graph breaks, the frames of
     whatever runs next are compiled too, and what the recorder does cannot be.
@@ -36,7 +37,8 @@ def uncompiled(function: F) -> F:
     inner = getattr(function, "__func__", function)
     if isinstance(inner, FunctionType):
         inner._torchdynamo_disable = True  # type: ignore[attr-defined]
-    return left_uncompiled(function)
+        inner._torchdynamo_disable_msg = "aorta notes its calls"  # type: ignore[attr-defined]
+    return left_uncompiled(function, with_called)
 
 
 def unless_compiling(hook: Callable[..., None]) -> Callable[..., None]:
