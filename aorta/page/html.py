@@ -9,7 +9,7 @@ from pathlib import Path
 
 import msgspec
 
-from aorta.account.judge.answer import dataset_answer, mfu_text
+from aorta.account.judge.answer import dataset_answer, mfu_text, statistic_beside_step
 from aorta.account.judge.cells import account_of
 from aorta.account.judge.kernels import kernels_by_class, kernels_by_name, operators
 from aorta.account.judge.ranks import Shown
@@ -51,7 +51,7 @@ from aorta.page.sections import (
     what_ran,
 )
 from aorta.page.stacks import stack_data, stacks
-from aorta.page.table import precision, statistic_beside_step
+from aorta.page.table import precision
 from aorta.page.timeline import Steps, packed, steps_to_show, timeline_data
 from aorta.page.where_time_goes import account_data, where_time_goes
 
@@ -315,7 +315,7 @@ def _tiles(dataset: Dataset) -> list[Markup]:
     for name in rates:
         value = _median(statistic_beside_step(dataset, name))
         text = percent(value, digits=1) if name == "mfu" else number(value)
-        tiles.append(_tile(RATE_TILES[name], text, "median", _beside(dataset, name)))
+        tiles.append(_tile(RATE_TILES[name], text, word, _beside(dataset, name)))
     return [tag("div", tiles, class_="tiles")]
 
 

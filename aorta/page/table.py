@@ -6,11 +6,11 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import numpy as np
 
-from aorta.account.judge.answer import dataset_answer, mfu_text
+from aorta.account.judge.answer import PER_TIME, dataset_answer, mfu_text, statistic_beside_step
 from aorta.account.judge.cells import CELLS, account_of
 from aorta.account.judge.compare import CALLED
 from aorta.account.judge.cores import cores_had
-from aorta.account.judge.judged import looked_at, missing, statistic, why_missing
+from aorta.account.judge.judged import looked_at, missing, why_missing
 from aorta.account.judge.kernels import kernels_by_class, kernels_by_name, operators, queue_text
 from aorta.account.judge.phases import PhaseRow, phases_of
 from aorta.account.judge.timed_steps import host_bound_text, remarks, timed_steps
@@ -18,10 +18,8 @@ from aorta.account.load.measures import memory_limit_bytes, usable_cores
 from aorta.account.load.rank.kernels import KernelTimeRow, compared_kernels, count_text, kernel_name
 from aorta.account.metrics import (
     CORES,
-    ENERGY,
     MEASURES,
     PER_STEP,
-    RATES,
     metric_key,
     of_operation,
     operations,
@@ -35,7 +33,6 @@ from aorta.account.model import (
     MetricComparison,
     Part,
     Run,
-    Statistic,
 )
 from aorta.account.numbers import byte_text, counted, number, percent, quantity, times
 from aorta.page.parts import MAX_LABEL, interval_text
@@ -71,7 +68,6 @@ RATE_ROWS = (
     ("reserved memory", "reserved_memory_bytes", "bytes"),
 )
 """Work per time first; in the terminal where they are known."""
-PER_TIME = (*RATES, "samples_per_s", ENERGY)
 DEVICE_ROWS = (
     ("device memory", "device_memory_bytes", "bytes"),
     ("power", "power_w", "W"),
@@ -281,21 +277,13 @@ def _measure_rows(dataset: Dataset, rows: Sequence[tuple[str, str, str]]) -> Ite
         spread = ""
         if len(dataset.first.ranks) > 1 and statistic.min is not None and statistic.max != statistic.min:
             spread = f"{quantity(statistic.min, unit)} to {quantity(statistic.max, unit)}"
+        is_mean = metric in PER_TIME and account_of(dataset.first).usual is None
         yield (
-            name,
+            f"{name}, mean" if is_mean else name,
             quantity(statistic.median, unit),
             "" if metric in PER_TIME else spread,
             _limit_text(dataset, metric),
         )
-
-
-def statistic_beside_step(dataset: Dataset, metric: str) -> Statistic | None:
-    """Work per time of one run is of the steps that its step is of, as it is read beside that."""
-    found, usual = dataset.statistics.get(metric), account_of(dataset.first).usual
-    if found is None or metric not in PER_TIME or len(dataset.runs) > 1 or usual is not None:
-        return found
-    beside = statistic(looked_at(dataset.first).values(metric))
-    return found if beside.median is None else beside
 
 
 def _limit_text(dataset: Dataset, metric: str) -> str:

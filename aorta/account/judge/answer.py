@@ -2,16 +2,22 @@
 
 from dataclasses import dataclass
 
+import numpy as np
+
 from aorta.account.judge.alike import is_window
 from aorta.account.judge.cells import CELLS, EXPOSED_CELLS, IDLE_CELLS, account_of
+from aorta.account.judge.judged import looked_at, statistic
 from aorta.account.judge.timed_steps import partly_timed
 from aorta.account.load.evidence import comm_evidence
 from aorta.account.load.measures import peak_text
-from aorta.account.model import Causes, Dataset
+from aorta.account.metrics import ENERGY, RATES
+from aorta.account.model import Causes, Dataset, Statistic
 from aorta.account.numbers import number, percent, quantity
+from aorta.account.rows import ratio
 
 NOTED = 0.02
 """Part of the step from which a loss is named."""
+PER_TIME = (*RATES, "samples_per_s", ENERGY)
 LOSS_CELLS = {"exposed_ms": EXPOSED_CELLS, "idle_ms": ("copy", *IDLE_CELLS)}
 LOSS_WORDS = {"exposed_ms": "exposed communication", "idle_ms": "idle"}
 
@@ -48,11 +54,26 @@ def dataset_answer(dataset: Dataset, causes: Causes | None = None) -> str:
     return f"{dataset.label}: {losses_text(dataset)}"
 
 
+def statistic_beside_step(dataset: Dataset, metric: str) -> Statistic | None:
+    """A metric, as it is read beside the step: work per time of one run is that of the steps that its step is
+    the mean of, whose single ones tell nothing where the host runs ahead of its device."""
+    found, usual = dataset.statistics.get(metric), account_of(dataset.first).usual
+    if found is None or metric not in PER_TIME or len(dataset.runs) > 1 or usual is not None:
+        return found
+    run = looked_at(dataset.first)
+    values = run.values(metric)
+    weights = np.ones_like(values) if metric == ENERGY else run.values("step_ms")
+    is_known = np.isfinite(values) & np.isfinite(weights)
+    sums = [np.sum(one, axis=1, where=is_known, keepdims=True) for one in (values * weights, weights)]
+    beside = statistic(ratio(*sums))
+    return found if beside.median is None else beside
+
+
 def mfu_text(dataset: Dataset) -> str:
     """Text of the peak rate that MFU is a share of, with a warning where MFU cannot be right. '' where it is
     not known."""
-    statistic = dataset.statistics.get("mfu")
-    mfu = None if statistic is None else statistic.median
+    beside = statistic_beside_step(dataset, "mfu")
+    mfu = None if beside is None else beside.median
     if mfu is None:
         return ""
     text = f"MFU: model FLOP/s over {peak_text(dataset.first.noted)}"

@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from aorta.account.judge.answer import dataset_answer, losses
+from aorta.account.judge.answer import PER_TIME, dataset_answer, losses, statistic_beside_step
 from aorta.account.judge.cells import account_of
 from aorta.account.judge.judged import is_unlike, judge, missing, why_missing
 from aorta.account.judge.phases import phases_of
@@ -90,6 +90,8 @@ def _add_observed(summary: dict[str, Any], dataset: Dataset, causes: Causes | No
 
 def _dataset_summary(dataset: Dataset) -> dict[str, Any]:
     result = _run_summary(dataset.runs[0]) | {"leading": "raw"}
+    beside = {name: statistic_beside_step(dataset, name) for name in PER_TIME}
+    result["steps"] |= {name: found for name, found in beside.items() if found is not None}
     if len(dataset.runs) > 1:
         runs = [_run_summary(run) | {"path": str(run.path)} for run in dataset.runs]
         for run in runs:
@@ -119,7 +121,7 @@ def _run_summary(run: Run) -> dict[str, Any]:
     result: dict[str, Any] = {
         "source": run.source,
         "ranks": {str(rank): {"total": total} for rank, total in run.totals.items()},
-        "steps": run.statistics,
+        "steps": {**run.statistics},
         "num_steps": run.num_judged,
         "warmup": {"num_steps": run.num_warmup, "rule": run.warmup_rule},
         "host_bound_steps": host_bound_steps(run),

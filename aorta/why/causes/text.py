@@ -8,7 +8,7 @@ import numpy as np
 
 from aorta.account.cause import Cause, CodeLine
 from aorta.account.judge.alike import is_window
-from aorta.account.judge.answer import loss_texts, losses
+from aorta.account.judge.answer import loss_texts, losses, statistic_beside_step
 from aorta.account.judge.cells import CELLS, LARGE_SHARE, Account, account_of
 from aorta.account.judge.cores import cores_had
 from aorta.account.judge.kernels import kernels_by_class, kernels_by_name
@@ -310,7 +310,7 @@ def nothing_text(dataset: Dataset, causes: Causes) -> str:
     if phase is not None and is_large_phase and phase.ms < max(row.ms for row in phases_of(dataset.first)):
         share = percent(phase.share)
         text += f" Beside forward and backward, {phase.title} takes {share} of the step{phase.place}."
-    mfu, rate = (dataset.statistics.get(name) for name in ("mfu", "model_tflops_per_gpu"))
+    mfu, rate = (statistic_beside_step(dataset, name) for name in ("mfu", "model_tflops_per_gpu"))
     if mfu is not None and mfu.median is not None and rate is not None:
         text += (
             f" Roofline: {number(rate.median)} TFLOP/s per GPU, {percent(mfu.median)} of"

@@ -97,8 +97,21 @@ def test_work_per_time_is_of_the_steps_that_the_median_beside_it_is_of(tmp_path)
     ).datasets["a"]  # fmt: skip
     text = dataset_table(found)
     assert "median 10.0, p95 10.0" in text
-    assert re.search(r"^tokens/s +100,000$", text, re.M)
+    assert re.search(r"^tokens/s, mean +100,000$", text, re.M)
     assert found.statistics["tokens_per_s"].median == pytest.approx(200_000)
+
+
+def test_work_per_time_is_of_the_mean_step_where_single_ones_only_launch(tmp_path):
+    """8 TFLOP a step: nine of 1 ms, then one of 91 ms that waits for all ten. 800 of 1000 TFLOP/s."""
+    report = report_of(
+        tmp_path / "a", num_ranks=1, num_steps=41, overlap=NOT_TIMED,
+        step_ms=lambda rank, step: 91.0 if step % 10 == 9 else 1.0,
+        run=run_record(1, flops_per_step=8e12, peak_flops=PEAK),
+    )  # fmt: skip
+    text = dataset_table(report.datasets["a"])
+    assert re.search(r"^MFU, mean +80.0 %$", text, re.M)
+    assert "above 100 %" not in text
+    assert report.summary["datasets"]["a"]["steps"]["mfu"].median == pytest.approx(0.8)
 
 
 def test_ranks_of_one_tensor_parallel_group_share_their_tokens(tmp_path):
