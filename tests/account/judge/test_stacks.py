@@ -7,7 +7,7 @@ from aorta.account.judge.judged import judge
 from aorta.account.judge.stacks import WeightedStack, heaviest, is_a_loss, samples_of
 from aorta.account.judge.stacks import sampled as sampled_of
 from aorta.records.schema import WorkOfStep
-from aorta.records.stacks import StackFrame
+from aorta.records.stacks import PLACES, StackFrame
 from tests.account.judge.sampled_runs import ENGINE, MODEL, sampled, sampled_dataset
 
 MAIN = StackFrame("/job/train.py", 20, "main", is_program=True)
@@ -142,3 +142,16 @@ def test_of_a_line_alone_what_it_calls_of_the_program_is_left_out():
     judged = judge(sampled_dataset([stacks]).first)
     of_line = judged, line.file, "Net.forward", range(4, 5)
     assert sum(sampled_of(*of_line)) == pytest.approx(4 * sum(sampled_of(*of_line, own=True)))
+
+
+@pytest.mark.parametrize(("step", "is_counted"), [(11, False), (10, True)])
+def test_what_is_behind_the_body_of_the_last_step_is_no_part_of_a_step(step, is_counted):
+    """A trainer closes for ten seconds there. Twelve steps; behind the body of another one it counts."""
+    save = StackFrame("torch", 0, "Module.cpu", is_program=False)
+    stacks = sampled(
+        *((one, 1000, "runs", MAIN, MODEL) for one in range(2, 12)), (step, 9000, "runs", MAIN, save)
+    )
+    stacks.samples[-1] = msgspec.structs.replace(stacks.samples[-1], place=PLACES.index("behind_body"))
+    run = sampled_dataset([stacks]).first
+    samples = samples_of(run, run.ranks[0])
+    assert (samples.is_judged & samples.leaf_in("torch") & ~samples.in_phase("forward")).any() == is_counted
