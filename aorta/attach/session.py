@@ -21,7 +21,7 @@ from aorta.attach.position import Loaded, mark_of_file, mark_of_weights, positio
 from aorta.attach.settings import say
 from aorta.attach.step_detection import MAX_CALLS, MAX_PASSES, BackwardCycle, Ends, LoaderSign, OptimizerCycle
 from aorta.errors import AortaError
-from aorta.record.handles import StepHandle
+from aorta.record.handles import StepHandle, profiler_is_on
 from aorta.record.host import EVALUATION
 from aorta.record.interception.replaced import left_uncompiled
 from aorta.record.interception.switch import Interception
@@ -33,7 +33,9 @@ from aorta.records.launches import own_notes
 from aorta.records.state import MOST_SAVES, Save
 
 MODES_AT = 3
-"""Step at whose end switches of torch are read."""
+"""Step at whose end switches of torch are read; a later one where the program profiles it."""
+PROFILED_UNTIL = 20
+"""Steps up to which nothing is looked at while the program profiles; who always does gets figures, too."""
 CALLS_AT, MOST_TRIES = 2, 8
 """Steps after which the model's calls are noted, in some steps of rank 0; where that was cut short, in the
 next ones."""
@@ -101,6 +103,7 @@ class AttachedSession:
         self._trained_with: set[int] = set()
         """Those with which training went on: frozen parts. They are not waited for again."""
         self._capture: RequestedCapture | None = None
+        self._modes_at = MODES_AT
         self.model_calls: Any = None
         """Of the step in which they are noted, for its FLOPs."""
         self._num_tries = 0
@@ -412,15 +415,21 @@ class AttachedSession:
         is_known = self._explicit or self._cycle.calls is not None
         if recorder.rank or not is_known or self._num_steps < CALLS_AT:
             return
+        is_wanted = recorder.flops is None or recorder.flops.wants(self._num_steps)
+        if not is_wanted or self._is_profiled():
+            return
         if recorder.flops is None:
             from aorta.attach.flops import ModelCalls
 
             self._num_tries += 1
             recorder.flops = ModelCalls()
             recorder.coverage_notes["noted_step"] = self._num_steps  # several times as long as others
-        if recorder.flops.wants(self._num_steps):
-            self.model_calls = recorder.flops
-            self.model_calls.begin_step(self._attachment.program.optimizers, self._num_steps)
+        self.model_calls = recorder.flops
+        self.model_calls.begin_step(self._attachment.program.optimizers, self._num_steps)
+
+    def _is_profiled(self) -> bool:
+        """Whether the program's profiler would show what we look at now: all objects that there are, say."""
+        return self._num_steps < PROFILED_UNTIL and profiler_is_on()
 
     def _model_calls_end(self, is_whole: bool = False) -> None:
         if self.model_calls is not None:
@@ -437,12 +446,14 @@ class AttachedSession:
             self._ended, self._open = self._open, None
             self._num_noted = len(self._ended.step.calls)
             self._num_steps += 1
-            if self._num_steps == MODES_AT:
+            if self._num_steps == self._modes_at and self._is_profiled():
+                self._modes_at += 1
+            if self._num_steps == self._modes_at:
                 self._attachment.program.read_modes(self._attachment.torch)
             self._num_backwards = self._num_calls = 0
             if self._recorder is not None and self._ended.step.left_out is None:
                 self._describe(self._recorder)  # now: at exit the recorder may be closed first
-                if self._num_steps == MODES_AT:
+                if self._num_steps == self._modes_at:
                     self._recorder.write_program()
             self._evaluated_last, self._evaluating = self._evaluating, False
 

@@ -18,6 +18,7 @@ import torch
 import torch.distributed as dist
 
 from aorta.attach import hooks
+from aorta.attach.session import PROFILED_UNTIL
 from aorta.attach.settings import AttachSettings
 from aorta.hazards.findings import read_checked
 from aorta.record.interception.switch import Interception
@@ -126,6 +127,57 @@ def test_every_step_is_found_and_every_collective_seen(
     (counts,) = result.run.coverage["groups"].values()
     assert counts["backend"] == counts["seen"]
     assert sum(result.collectives) + sum(result.run.coverage["outside_step"].values()) == counts["seen"]
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize("profiled", [4, 30])
+def test_nothing_is_looked_at_in_the_steps_that_the_program_profiles_at_first(
+    attached: Attach, client: ModuleType, monkeypatch: pytest.MonkeyPatch, profiled: int
+) -> None:
+    """Its trace would show all objects that there are, one by one."""
+
+    def loop(losses: list[float]) -> None:
+        model = client.ddp()
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profiler:
+            for number, batch in enumerate(client.batches(30)):
+                if number == profiled:
+                    profiler.stop()
+                model(batch).square().mean().backward()
+                optimizer.step()
+
+    monkeypatch.setattr(client, "profiled_first", loop, raising=False)
+    result = attached("profiled_first")
+    assert result.run.coverage["noted_step"] == min(profiled + 1, PROFILED_UNTIL)
+    assert result.run.program["modes"]["num_threads"] == torch.get_num_threads()
+
+
+@pytest.mark.heavy
+def test_a_compiled_replica_is_compiled_as_without(
+    attached: Attach, client: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def loop(losses: list[float]) -> None:
+        model = client.ddp()
+        optimizer, compiled = torch.optim.SGD(model.parameters(), 0.1), torch.compile(model, backend="eager")
+        for batch in client.batches(4):
+            compiled(batch).square().mean().backward()
+            optimizer.step()
+
+    from torch._dynamo.convert_frame import input_codes  # takes a second to load
+
+    def codes() -> list[str]:
+        seen = [code for held in input_codes.seen if (code := held()) is not None]
+        return sorted(
+            code.co_qualname for code in seen if code.co_filename.endswith("parallel/distributed.py")
+        )
+
+    loop([])
+    without = codes()
+    torch._dynamo.reset()
+    monkeypatch.setattr(client, "compiled_replica", loop, raising=False)
+    attached("compiled_replica")
+    assert codes() == without
+    assert "DistributedDataParallel._lazy_init" in without
 
 
 @pytest.mark.heavy
