@@ -10,6 +10,7 @@ import sys
 from bisect import bisect_right
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from functools import partial
 from itertools import groupby
 from operator import attrgetter
 from os.path import commonprefix
@@ -22,7 +23,7 @@ import torch
 from torch.nn import Module
 
 from aorta.record.host import Phases, issued_ns
-from aorta.record.interception.replaced import ReplacedMethods, uncompiled
+from aorta.record.interception.replaced import ReplacedMethods, left_uncompiled, uncompiled
 from aorta.record.journal import Journal
 from aorta.steps.notes import CollectiveCall, Group, RecordedStep
 
@@ -216,17 +217,18 @@ class ModuleNames:
     def _watch_replicas(self, module: Any) -> ReplacedMethods:
         """Notice which DistributedDataParallel runs: its reducer, in C++, does not say what it reduces."""
         methods = ReplacedMethods(module.DistributedDataParallel)
-        names = self
+        names, is_compiling = self, torch.compiler.is_compiling
 
         def noting_replica(original: Callable[..., Any]) -> Callable[..., Any]:
             def call(self: Any, *args: Any, **named: Any) -> Any:
-                names._replica = ref(self)
+                if not is_compiling():
+                    names._replica = ref(self)
                 return original(self, *args, **named)
 
             return call
 
         if "_pre_forward" in vars(module.DistributedDataParallel):
-            methods.replace("_pre_forward", noting_replica)
+            methods.replace("_pre_forward", noting_replica, partial(left_uncompiled, with_called=False))
         return methods
 
     def _name_buckets(self, step: RecordedStep) -> None:

@@ -63,11 +63,19 @@ class ReplacedMethods:
         self._owner = owner
         self._originals: dict[str, Any] = {}
 
-    def replace(self, name: str, make: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
-        """Replace a method. make: returns the replacement of the original, which takes the object first."""
+    def replace(
+        self,
+        name: str,
+        make: Callable[[Callable[..., Any]], Callable[..., Any]],
+        hide: Callable[[Callable[..., Any]], Callable[..., Any]] = uncompiled,
+    ) -> None:
+        """Replace a method. make: returns the replacement of the original, which takes the object first.
+
+        hide: marks the replacement for torch.compile.
+        """
         # From the class's dict: what getattr gives for a method of pybind11 would not bind when set again.
         self._originals[name] = vars(self._owner)[name]
-        setattr(self._owner, name, uncompiled(make(getattr(self._owner, name))))
+        setattr(self._owner, name, hide(make(getattr(self._owner, name))))
 
     def restore(self) -> None:
         for name, original in self._originals.items():
