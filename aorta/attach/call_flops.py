@@ -58,8 +58,8 @@ class Count(NamedTuple):
     """Of both passes beside views, and those of what is done again."""
     ordered: Counter[StackFrame | None]
     """Bytes of either pass that deterministic algorithms bring into an order, and nothing else would."""
-    indexed_bytes: int
-    """That CUDA's kernels bring into an order whatever is set."""
+    indexed: Counter[StackFrame | None]
+    """Bytes that CUDA's kernels bring into an order whatever is set."""
     cast: Counter[torch.dtype | None]
     """FLOPs forward, by the type to which autocast casts that the model enters itself."""
 
@@ -123,9 +123,10 @@ def count_of(
     of_wide = watched.fp64, watched.fp32
     of_bytes = watched.num_bytes, again.num_bytes
     operators = watched.num_operators, again.num_operators
-    if None in watched.ordered and watched.gathered:
-        watched.ordered[max(watched.gathered, key=watched.gathered.__getitem__)] += watched.ordered.pop(None)
-    of_sums = watched.ordered, watched.indexed_bytes
+    of_sums = watched.ordered, watched.indexed
+    for sums, lines in zip(of_sums, (watched.gathered, watched.taken), strict=True):
+        if None in sums and lines:  # of backward passes, which show no line
+            sums[max(lines, key=lines.__getitem__)] += sums.pop(None)
     return Count(
         flops, by_line, again.flops, *of_wide, *of_bytes, needless, forward, operators, *of_sums, watched.cast
     )
@@ -261,7 +262,7 @@ class _Watched(TorchDispatchMode):
         self.cast = Counter[torch.dtype | None]()
         self.fp64, self.fp32 = Counter[StackFrame | None](), Counter[StackFrame | None]()
         self.ordered, self.gathered = Counter[StackFrame | None](), Counter[StackFrame | None]()
-        self.indexed_bytes = 0
+        self.indexed, self.taken = Counter[StackFrame | None](), Counter[StackFrame | None]()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if time.thread_time() > self._until_s:
@@ -327,13 +328,13 @@ class _Watched(TorchDispatchMode):
     def _see_order(self, name: str, args: Any, made: list[torch.Tensor]) -> None:
         """Operators that put rows where indices say."""
         is_put = name in ("index_put", "_index_put_impl")
-        if is_put and args[3:4] == (True,):
-            self.indexed_bytes += args[2].nbytes
-        elif is_put or name in ORDERED:
+        if is_put or name in ORDERED:
+            sums = self.indexed if is_put and args[3:4] == (True,) else self.ordered
             at = None if self.is_backward else line_of_caller()
-            self.ordered[at] += args[ORDERED.get(name, 2)].nbytes
-        elif name in GATHERS and not self.is_backward:
-            self.gathered[line_of_caller()] += made[0].nbytes
+            sums[at] += args[ORDERED.get(name, 2)].nbytes
+        elif (name in GATHERS or name == "index") and not self.is_backward:
+            lines = self.taken if name == "index" else self.gathered
+            lines[line_of_caller()] += made[0].nbytes if args[0].requires_grad else 0
 
     def _sparse_product(self, func: Any, args: Any, given: list[torch.Tensor]) -> torch.Tensor:
         """Of a sparse matrix and a dense one: each entry is multiplied with a row."""

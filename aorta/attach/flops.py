@@ -72,6 +72,7 @@ MOST_KINDS = 8
 """Of calls with different modules or shapes in a step; a step with more has no number."""
 SEEN_BEFORE = 0.05
 """Of the rows of the steps that were noted, which are few of those of an epoch."""
+OF_SUMS = ("ordered_bytes", "indexed_bytes")
 OF_OPERATORS = (
     *("scores_bytes", "grown_bytes", "unchanged", "unchanged_bytes", "one_hot", "one_hot_bytes"),
     *("zeros", "unused", "merged", "hoisted", "hoisted_bytes", "attention", "causal"),
@@ -674,12 +675,13 @@ class ModelCalls:
     ) -> dict[str, Any]:
         unread = self._never_updated()
         flops, num_bytes, again_bytes = 0, 0, 0
-        names = ("again", "fp32", "fp64", "unread", "inputs", "masked", "ordered_bytes", *OF_OPERATORS)
+        names = ("again", "fp32", "fp64", "unread", "inputs", "masked", *OF_SUMS, *OF_OPERATORS)
         sums, tables = {name: Counter[StackFrame | None]() for name in names}, dict[int, Table]()
         loops, rows = list[OperatorLoop](), list[LineOfWork]()
         for key, kind in kinds.items():
             one, times, line = counted.get(key) or self._count_of(*kind), self._times[key], self._lines[key]
-            of_kind = {"again": one.again, "fp32": one.fp32, "ordered_bytes": one.ordered}
+            of_kind = {"again": one.again, "fp32": one.fp32}
+            of_kind |= dict(zip(OF_SUMS, (one.ordered, one.indexed), strict=True))
             if key in counted and not compiled_frames():  # which joins operators
                 loops += [] if (loop := one.by_line.loop()) is None else [loop.times(times)]
                 rows += [row.times(times) for row in one.by_line.lines(line)]
@@ -712,8 +714,6 @@ class ModelCalls:
         operators, again = (
             sum(self._times[key] * one.operators[place] for key, one in counted.items()) for place in (0, 1)
         )
-        indexed = sum(self._times[key] * one.indexed_bytes for key, one in counted.items())
-        of_bytes["indexed_bytes"] = float(indexed)
         of_bytes["again_launched"] = again / max(operators, 1)
         hoisted, solves, num_solves, checks, num_checks = (
             sum(self._times[key] * getattr(one.needless, name) for key, one in counted.items())

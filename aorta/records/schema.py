@@ -597,6 +597,7 @@ class WorkOfStep(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     ordered_at: StackFrame | None = None
     indexed_bytes: float = 0.0
     """The same in a fixed order on CUDA, whatever is set: backward passes of table[index]."""
+    indexed_at: StackFrame | None = None
     masked: float = 0.0
     """Of `flops`: for rows that are then multiplied by zeros of one-hot rows."""
     masked_at: StackFrame | None = None

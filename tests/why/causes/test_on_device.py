@@ -1363,17 +1363,23 @@ def test_convolutions_that_copy_their_inputs_into_columns():
 
 
 @pytest.mark.parametrize(
-    ("kernel", "ms", "peak", "is_told"),
+    ("kernel", "ms", "peak", "added", "is_told"),
     [
-        pytest.param("indexing_backward_kernel_small_stride", 12.0, 1e9, True, id="few-rows-many-times"),
-        pytest.param("indexing_backward_kernel_stride_1", 12.0, 8e9, False, id="may-be-many-rows"),
-        pytest.param("indexing_backward_kernel", 12.0, None, False, id="nobody-knows-how-many"),
-        pytest.param("embedding_backward_feature_kernel", 12.0, 1e9, False, id="an-embedding"),
+        pytest.param("indexing_backward_kernel_small_stride", 12.0, 1e9, 0, True, id="few-rows-many-times"),
+        pytest.param("indexing_backward_kernel_stride_1", 12.0, 8e9, 0, False, id="may-be-many-rows"),
+        pytest.param("indexing_backward_kernel", 12.0, None, 0, False, id="nobody-knows-how-many"),
+        pytest.param("indexing_backward_kernel", 12.0, 8e9, 25e7, True, id="few-as-counted"),
+        pytest.param("indexing_backward_kernel", 12.0, 8e9, 5e9, False, id="many-as-counted"),
+        pytest.param("indexing_backward_kernel_stride_1", 12.0, 8e9, 25e7, False, id="narrow-rows-take-long"),
+        pytest.param("embedding_backward_feature_kernel", 12.0, 1e9, 0, False, id="an-embedding"),
     ],
 )
-def test_rows_that_many_indices_share_are_told_where_their_bytes_take_no_time(kernel, ms, peak, is_told):
-    """Ten calls, on a device that moves 4 TB/s or so."""
-    assert needless({kernel: ms}, peak=peak) == ([("shared", pytest.approx(ms))] if is_told else [])
+def test_rows_that_many_indices_share_are_told_where_their_bytes_take_no_time(
+    kernel, ms, peak, added, is_told
+):
+    """Ten calls, on a device that moves 4 TB/s or so; of those counted, added bytes are put."""
+    found = needless({kernel: ms}, peak=peak, work=WorkOfStep(indexed_bytes=added))
+    assert found == ([("shared", pytest.approx(ms))] if is_told else [])
 
 
 FILL, ORDERED, SORT = (
