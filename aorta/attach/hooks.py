@@ -8,6 +8,7 @@ process group and an optimizer, or a backward pass. So a process that only impor
 import atexit
 import functools
 import gc
+import itertools
 import os
 import sys
 import threading
@@ -21,6 +22,7 @@ from aorta.attach.importlib_bootstrap import call_after, call_after_load, call_a
 from aorta.attach.program import FSDP1_MODULE, FSDP_MODULE, ProgramNotes
 from aorta.attach.settings import LAUNCHER, TRANSFORMERS, AttachSettings, read_settings, say
 
+_serials = itertools.count()
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 attachment: "Attachment | None" = None
 """The hooks of this process, from its import of torch on."""
@@ -106,8 +108,11 @@ class Attachment:
         self._restore: list[tuple[Any, str, Any, Any]] = []
         """Replacements: object, attribute, the original, ours."""
         self._handles: list[Any] = []
-        self._steppers: dict[int, Any] = {}
-        """The outermost object whose step() calls the optimizer with this id; itself where there is none."""
+        self._steppers: dict[int, Callable[[], Any]] = {}
+        """Of the outermost object whose step() calls the optimizer with this id, a weak reference; of itself
+        where there is none. When one of them is gone, its id is taken out everywhere: another may get it."""
+        self._serials: dict[int, int] = {}
+        """Numbers of these by their ids, as the session knows them; none is given twice."""
         self._wrapped: set[int] = set()
         """Ids of objects whose calls of step() are seen whole."""
         self._patched: set[int] = set()
@@ -120,7 +125,8 @@ class Attachment:
         """The outermost of them has updated parameters."""
         self._inner_seen: set[int] = set()
         """Ids of the optimizers that were called within it."""
-        self._last_stepper: Any = None
+        self._last_stepper = 0
+        """Its id: what the program lets go of must be free."""
         self._regular: dict[int, int] = {}
         """Number of the last calls in a row that updated parameters, by the id of an outer object."""
         self._behind = False
@@ -181,7 +187,7 @@ class Attachment:
         finders = (one.find_spec for one in sys.meta_path if type(one).__name__ == "TorchFinder")
         for function in (
             *(Attachment._trains, Attachment._is_elsewhere, Attachment.training_thread),
-            *(Attachment._enter, Attachment._leave, _is_accumulation_boundary, *finders),
+            *(Attachment._enter, Attachment._leave, Attachment._forget, _is_accumulation_boundary, *finders),
         ):
             replaced.left_uncompiled(function)  # of the first, the code of all that are guarded
 
@@ -566,14 +572,14 @@ class Attachment:
         """Note the end of a torch.optim optimizer's own step(), maybe within a wrapped one."""
         if self._has_uncalled:
             self._called(optimizer)
-        if self._is_elsewhere(self._steppers.get(id(optimizer), optimizer)):
+        stepper = self._stepper_of(optimizer)
+        if self._is_elsewhere(stepper):
             return
         if self._compiled_call.optimizer is not None:
             self._compiled_step_ended()
         if self._depth == 0:
-            stepper = self._steppers.get(id(optimizer), optimizer)
             wrapped = id(stepper) in self._wrapped
-            if wrapped and stepper is self._last_stepper and not self._behind:
+            if wrapped and id(stepper) == self._last_stepper and not self._behind:
                 self.session.last_call_goes_on()  # the first call of what is wrapped from now on
             else:
                 self._ended(stepper)
@@ -594,7 +600,7 @@ class Attachment:
         behind, self._behind = self._behind, False
         if self._captured is not None:
             self._in_graph.setdefault(self._captured, []).append((stepper, behind))
-        self._last_stepper = stepper
+        self._last_stepper = id(stepper)
         if self.session is None:
             self._start()
         if self.session is not None:  # else another thread is about to start it
@@ -639,9 +645,36 @@ class Attachment:
                 if owner is not optimizer and id(owner) not in self._loops and _steps_optimizers(owner):
                     stepper = owner
             frame = frame.f_back
-        self._steppers[id(optimizer)] = stepper
+        self._know(stepper)
+        self.key_of(optimizer)
+        self._steppers[id(optimizer)] = _reference(stepper)
         if stepper is not optimizer:
             self._wrap(stepper)
+
+    def _stepper_of(self, optimizer: Any) -> Any:
+        held = self._steppers.get(id(optimizer))
+        stepper = None if held is None else held()
+        return optimizer if stepper is None else stepper
+
+    def key_of(self, stepper: Any) -> int:
+        """What tells it from those that were at its address before, where it is an optimizer or steps one."""
+        key = self._serials.get(id(stepper))
+        if key is None and isinstance(stepper, self.torch.optim.Optimizer):
+            key = self._know(stepper)
+        return id(stepper) if key is None else key
+
+    def _know(self, stepper: Any) -> int:
+        if id(stepper) not in self._serials:
+            with suppress(TypeError):  # it can have no weak reference, and is not let go of
+                weakref.finalize(stepper, self._forget, id(stepper)).atexit = False
+            self._serials[id(stepper)] = next(_serials)
+        return self._serials[id(stepper)]
+
+    def _forget(self, key: int) -> None:
+        for known in (self._steppers, self._serials, self._regular):
+            known.pop(key, None)
+        for ids in (self._wrapped, self._patched, self._loops, self._inner_seen, self._compiled):
+            ids.discard(key)
 
     def _wrap(self, stepper: Any) -> None:
         """Replace stepper.step(), so that its calls are seen whole from the next one on."""
@@ -654,14 +687,14 @@ class Attachment:
             return
         self._patched.add(id(owner))
         original = getattr(owner, "step")  # noqa: B009
-        is_class = isinstance(owner, type)
+        alone = None if isinstance(owner, type) else stepper
         attachment, is_compiling = self, self.torch.compiler.is_compiling
 
         @functools.wraps(original)
         def step(*args: Any, **named: Any) -> Any:
             if is_compiling():
                 return original(*args, **named)
-            called = args[0] if is_class else stepper
+            called = args[0] if alone is None else alone
             attachment._enter()
             boundary = _is_accumulation_boundary(called)
             completed = False
@@ -700,15 +733,13 @@ class Attachment:
         if updates is None or not updates:
             self._regular[key] = num_regular + 1 if self._inner_ended or skipped else -(10**6)
         if self._inner_ended or skipped or updates:
-            outer = self._steppers.get(key, stepper)
-            self._ended(outer)
+            self._ended(self._stepper_of(stepper))
 
     def _whole_loop_inside(self, optimizer: Any) -> None:
         """Stop taking the outer step() as a step: it holds iterations, so the optimizer's calls count."""
-        for inner, stepper in list(self._steppers.items()):
-            if stepper is not None and inner == id(optimizer):
-                self._loops.add(id(stepper))
-                self._steppers[inner] = optimizer
+        if id(optimizer) in self._steppers:
+            self._loops.add(id(self._stepper_of(optimizer)))
+            self._steppers[id(optimizer)] = _reference(optimizer)
         self._depth = 0
 
     # -- --step-at -----------------------------------------------------------------------------
@@ -804,6 +835,14 @@ def _replaced() -> Any:
     from aorta.record.interception import replaced  # which imports torch
 
     return replaced
+
+
+def _reference(one: Any) -> Callable[[], Any]:
+    """A weak one, where it can have some."""
+    try:
+        return weakref.ref(one)
+    except TypeError:
+        return lambda: one
 
 
 def _steps_optimizers(owner: Any) -> bool:

@@ -295,7 +295,7 @@ class AttachedSession:
         if self._explicit or self._is_of_the_loop(trains=True):
             return False
         thread = self._attachment.training_thread()
-        if id(stepper) in self._names:
+        if self._attachment.key_of(stepper) in self._names:
             self._pool |= {self.thread, thread}
         if thread not in self._pool:
             return True
@@ -321,7 +321,7 @@ class AttachedSession:
         if self.model_calls is not None:
             self.model_calls.optimizer_stepped(stepper)
         self._called_within = self._attachment.backward_thread is not None
-        key = id(stepper)
+        key = self._attachment.key_of(stepper)
         if key not in self._names or self._attachment.has_compiled:
             self._names[key] = self._attachment.stepper_name(stepper)
         ends = self._cycle.ended(key, behind, self._attachment.num_uncalled)

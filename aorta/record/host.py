@@ -12,6 +12,7 @@ import resource
 import sys
 import threading
 import time
+import weakref
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -292,6 +293,8 @@ class HostWatch:
             ]
             description = type(optimizer).__name__ + (f" ({', '.join(flags)})" if flags else "")
             entry = self._descriptions[id(optimizer)] = description, num_bytes
+            # Another one may get its id.
+            weakref.finalize(optimizer, self._descriptions.pop, id(optimizer), None).atexit = False
         return entry
 
     def _collection(self, phase: str, info: dict[str, int]) -> None:

@@ -1,11 +1,13 @@
 """Loops that do not know of aorta, with the hooks that `aorta run` puts on: one rank, in this process."""
 
 import _thread
+import gc
 import importlib.util
 import os
 import queue
 import sys
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 from itertools import pairwise
 from pathlib import Path
@@ -150,6 +152,40 @@ def test_nothing_is_looked_at_in_the_steps_that_the_program_profiles_at_first(
     result = attached("profiled_first")
     assert result.run.coverage["noted_step"] == min(profiled + 1, PROFILED_UNTIL)
     assert result.run.program["modes"]["num_threads"] == torch.get_num_threads()
+
+
+class Stepping:
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        self.optimizer = optimizer
+
+    def step(self) -> None:
+        self.optimizer.step()
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize("wrap", [lambda optimizer: optimizer, Stepping], ids=["optimizer", "engine"])
+def test_what_the_program_lets_go_of_is_free(
+    attached: Attach, client: ModuleType, monkeypatch: pytest.MonkeyPatch, wrap: Callable[..., Any]
+) -> None:
+    """A program may train one model after the other. All steps are found, whatever address the next has."""
+    alive = []
+
+    def loop(losses: list[float]) -> None:
+        for _ in range(5):
+            model = torch.nn.Linear(4, 4)
+            stepper = wrap(torch.optim.SGD(model.parameters(), 0.1))
+            for batch in client.batches(STEPS):
+                model(batch[:, :4]).square().mean().backward()
+                stepper.step()
+            refs = [weakref.ref(one) for one in (stepper, model, model.weight)]
+            del model, stepper
+            gc.collect()
+            alive.append([held() is not None for held in refs])
+
+    monkeypatch.setattr(client, "one_after_the_other", loop, raising=False)
+    result = attached("one_after_the_other")
+    assert alive == 5 * [[False] * 3]
+    assert [step.global_step for step in result.steps] == list(range(5 * STEPS))
 
 
 @pytest.mark.heavy
