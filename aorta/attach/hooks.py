@@ -108,11 +108,14 @@ class Attachment:
         self._restore: list[tuple[Any, str, Any, Any]] = []
         """Replacements: object, attribute, the original, ours."""
         self._handles: list[Any] = []
+        self._optimizer_hooks: Any = None
         self._steppers: dict[int, Callable[[], Any]] = {}
         """Of the outermost object whose step() calls the optimizer with this id, a weak reference; of itself
         where there is none. When one of them is gone, its id is taken out everywhere: another may get it."""
         self._serials: dict[int, int] = {}
         """Numbers of these by their ids, as the session knows them; none is given twice."""
+        self._alive: dict[int, Any] = {}
+        """References that tell when they are gone."""
         self._wrapped: set[int] = set()
         """Ids of objects whose calls of step() are seen whole."""
         self._patched: set[int] = set()
@@ -187,10 +190,13 @@ class Attachment:
         finders = (one.find_spec for one in sys.meta_path if type(one).__name__ == "TorchFinder")
         for function in (
             *(Attachment._trains, Attachment._is_elsewhere, Attachment.training_thread),
-            *(Attachment._enter, Attachment._leave, Attachment._forget, _is_accumulation_boundary, *finders),
+            *(Attachment._enter, Attachment._leave, _is_accumulation_boundary, *finders),
         ):
             replaced.left_uncompiled(function)  # of the first, the code of all that are guarded
 
+        from aorta.record.interception.optimizer_hooks import OfProgram
+
+        OfProgram.are_on, self._optimizer_hooks = True, OfProgram
         self._handles = [
             optimizer.register_optimizer_step_pre_hook(replaced.unless_compiling(self._optimizer_called)),
             optimizer.register_optimizer_step_post_hook(self._post_step()),
@@ -519,6 +525,10 @@ class Attachment:
 
     def _optimizer_called(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         """Look once who calls the optimizer, before its step()."""
+        if not self.is_on:
+            return
+        for hook in self._optimizer_hooks.before:
+            hook(optimizer, args, kwargs)
         if self._depth == 0 and id(optimizer) not in self._steppers:
             self._find_stepper(optimizer)
 
@@ -530,10 +540,13 @@ class Attachment:
         def post(optimizer: Any, args: Any, kwargs: Any) -> None:
             if is_compiling():
                 compiled_call.optimizer = optimizer  # traced: done by each call of the compiled code
-            else:
+            elif self.is_on:
+                for hook in self._optimizer_hooks.after:
+                    hook(optimizer, args, kwargs)
                 self.entered_ns = monotonic_ns()
                 self._inner_step_ended(optimizer)
 
+        _replaced().left_uncompiled(post)
         return post
 
     def training_thread(self) -> int:
@@ -664,14 +677,17 @@ class Attachment:
         return id(stepper) if key is None else key
 
     def _know(self, stepper: Any) -> int:
-        if id(stepper) not in self._serials:
+        key = id(stepper)
+        if key not in self._serials:
+            # Python calls it amid compiled code, too.
+            gone = _replaced().left_uncompiled(lambda _: self._forget(key))
             with suppress(TypeError):  # it can have no weak reference, and is not let go of
-                weakref.finalize(stepper, self._forget, id(stepper)).atexit = False
-            self._serials[id(stepper)] = next(_serials)
-        return self._serials[id(stepper)]
+                self._alive[key] = weakref.ref(stepper, gone)
+            self._serials[key] = next(_serials)
+        return self._serials[key]
 
     def _forget(self, key: int) -> None:
-        for known in (self._steppers, self._serials, self._regular):
+        for known in (self._steppers, self._serials, self._alive, self._regular):
             known.pop(key, None)
         for ids in (self._wrapped, self._patched, self._loops, self._inner_seen, self._compiled):
             ids.discard(key)
@@ -811,9 +827,12 @@ class Attachment:
     def detach(self) -> None:
         """Take every hook off."""
         self.is_on = False
-        for handle in self._handles:
-            handle.remove()
-        self._handles.clear()
+        if self._optimizer_hooks is not None:
+            self._optimizer_hooks.are_on = False
+        if not getattr(sys.modules.get("torch._dynamo.utils"), "counters", None):
+            for handle in self._handles:  # else they stay, and do nothing: compiled code counts them
+                handle.remove()
+            self._handles.clear()
         for owner, name, original, replacement in reversed(self._restore):
             if vars(owner).get(name) is replacement:  # else somebody wrapped it again: ours passes calls on
                 setattr(owner, name, original)

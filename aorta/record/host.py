@@ -23,14 +23,10 @@ from typing import Any
 
 import torch
 from torch.optim import Optimizer
-from torch.optim import optimizer as optimizers
-from torch.optim.optimizer import (
-    register_optimizer_step_post_hook,
-    register_optimizer_step_pre_hook,
-)
 
 from aorta.device.backend import accelerator
-from aorta.record.interception.replaced import left_uncompiled, uncompiled, unless_compiling
+from aorta.record.interception import optimizer_hooks
+from aorta.record.interception.replaced import left_uncompiled, uncompiled
 from aorta.record.journal import Journal
 from aorta.record.loader_workers import replacements
 from aorta.record.lock_holder import SCHEDSTAT
@@ -97,12 +93,12 @@ class HostWatch:
         self._replaced_waits: list[Replacement] = []
         """Apart, because they are on only in steps that are recorded."""
         self._num_switches = 0
-        self._handles: list[Any] = []
+        self._take_off: Function | None = None
         self._collecting_since_ns = 0
         self._updating: dict[int, int] = {}
         """Start of the step() that runs, by the optimizer's id."""
-        self._descriptions: dict[int, tuple[str, int]] = {}
-        """Description and bytes of each optimizer, by its id."""
+        self._descriptions: dict[int, tuple[str, int, weakref.ref[Optimizer]]] = {}
+        """Description and bytes of each optimizer, by its id, which another one may get when it is gone."""
         self._missing: list[tuple[str, str]] = []
         """CHECKPOINTS that are not imported yet."""
         self._depth = 0
@@ -114,7 +110,7 @@ class HostWatch:
 
     def install(self) -> None:
         """Begin to note what happens a few times a step: a batch, a backward pass, a checkpoint."""
-        if self._handles:
+        if self._take_off is not None:
             return
         from torch.utils.data import dataloader
 
@@ -130,14 +126,7 @@ class HostWatch:
                 self._around(module, "_engine_run_backward", "backward")
         self._missing = list(CHECKPOINTS)
         self.look_for_checkpoints()
-        self._handles = [
-            register_optimizer_step_pre_hook(unless_compiling(self._update_begins)),
-            register_optimizer_step_post_hook(unless_compiling(self._update_ended)),
-        ]
-        # To be the first of all such hooks: another one may end the step, and the note would come too late.
-        with suppress(AttributeError, KeyError):
-            hooks: Any = optimizers._global_optimizer_post_hooks
-            hooks.move_to_end(self._handles[1].id, last=False)
+        self._take_off = optimizer_hooks.add(self._update_begins, self._update_ended)
         gc.callbacks.append(uncompiled(self._collection))  # Python calls it amid compiled code too
 
     def look_for_checkpoints(self) -> None:
@@ -154,9 +143,9 @@ class HostWatch:
         """Put everything back."""
         self.leave_waits(for_good=True)
         _put_back(self._replaced)
-        for handle in self._handles:
-            handle.remove()
-        self._handles = []
+        if self._take_off is not None:
+            self._take_off()
+            self._take_off = None
         self._missing = []
         with suppress(ValueError):
             gc.callbacks.remove(self._collection)
@@ -279,7 +268,7 @@ class HostWatch:
     def _describe_optimizer(self, optimizer: Optimizer) -> tuple[str, int]:
         """Return 'AdamW (foreach=False)' and the bytes of its parameters on this rank."""
         entry = self._descriptions.get(id(optimizer))
-        if entry is None:
+        if entry is None or entry[2]() is not optimizer:
             num_bytes = sum(
                 _local(parameter).nbytes
                 for group in optimizer.param_groups
@@ -292,10 +281,8 @@ class HostWatch:
                 if (value := optimizer.defaults.get(name)) is not None
             ]
             description = type(optimizer).__name__ + (f" ({', '.join(flags)})" if flags else "")
-            entry = self._descriptions[id(optimizer)] = description, num_bytes
-            # Another one may get its id.
-            weakref.finalize(optimizer, self._descriptions.pop, id(optimizer), None).atexit = False
-        return entry
+            entry = self._descriptions[id(optimizer)] = description, num_bytes, weakref.ref(optimizer)
+        return entry[:2]
 
     def _collection(self, phase: str, info: dict[str, int]) -> None:
         if info["generation"] < FULL_COLLECTION:

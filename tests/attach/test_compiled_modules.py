@@ -420,6 +420,28 @@ def test_a_compiled_step_whose_graph_breaks_compiles_what_it_does_without_the_re
     assert {"halved", "Halved.step", "Saved.__reduce__"} <= {*compiled_codes[0]}
 
 
+@pytest.mark.heavy
+def test_an_optimizer_is_not_compiled_anew_where_recording_begins_or_ends(tmp_path):
+    attachment = Attachment(AttachSettings(output=str(tmp_path / "run")))
+    try:
+        attachment.imported("torch", torch)
+        model = nn.Linear(D, D)
+        for parameter in model.parameters():
+            parameter.grad = torch.zeros_like(parameter)
+        step = torch.compile(torch.optim.SGD(model.parameters(), 0.1).step, backend="eager")
+        step()
+        assert attachment.session is None
+        with torch.compiler.set_stance("fail_on_recompile"):
+            for _ in range(4):
+                model(torch.ones(D)).sum().backward()
+                step()
+            assert attachment.session is not None
+            attachment._process_ends()
+            step()
+    finally:
+        attachment.detach()
+
+
 class Unreadable(nn.Module):
     @property
     def __dict__(self):

@@ -62,6 +62,7 @@ def test_a_collection_amid_compiled_code_is_no_frame_of_it(journal):
         gc.collect()
         return y + 1
 
+    gc.collect()  # what other tests left, and who is told of it
     counters.clear()
     torch.compile(collects, backend="eager")(torch.zeros(1))
     own = [note for note in journal.current.host_notes if note.kind == "garbage_collection"]
