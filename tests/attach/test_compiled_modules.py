@@ -6,7 +6,9 @@ import os
 import runpy
 import sys
 import threading
+from collections import UserList
 from functools import partial
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -22,6 +24,7 @@ from aorta.attach.hooks import Attachment
 from aorta.attach.meta_copies import copy_without_data
 from aorta.attach.session import CALLS_AT
 from aorta.attach.settings import AttachSettings
+from aorta.record.interception.works import promise
 from tests.dist.launch import run_ranks
 
 AORTA = os.path.dirname(aorta.__file__) + os.sep
@@ -440,6 +443,25 @@ def test_an_optimizer_is_not_compiled_anew_where_recording_begins_or_ends(tmp_pa
             step()
     finally:
         attachment.detach()
+
+
+@pytest.mark.heavy
+def test_a_future_that_is_dropped_amid_compiled_code_is_no_frame_of_it():
+    from torch._dynamo.convert_frame import input_codes  # takes a second to load
+
+    def drops(x, futures):
+        y = x + 1
+        torch._dynamo.graph_break()
+        futures.clear()
+        return y + 1
+
+    lost = []
+    futures = UserList([torch.futures.Future()])
+    promise(futures[0], [], SimpleNamespace(lost=lost.append))
+    torch.compile(drops, backend="eager")(torch.zeros(1), futures)
+    seen = [code for held in input_codes.seen if (code := held()) is not None]
+    assert lost == [[]]
+    assert not [code.co_qualname for code in seen if code.co_filename.startswith(AORTA)]
 
 
 class Unreadable(nn.Module):

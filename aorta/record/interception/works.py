@@ -8,6 +8,7 @@ futures that Python gets from a work, through `then` and `collect_all`.
 import sys
 from collections.abc import Callable, Sequence
 from datetime import timedelta
+from functools import partial
 from itertools import repeat
 from typing import Any, Protocol
 from weakref import ref
@@ -17,7 +18,7 @@ import torch
 from torch._C import _distributed_c10d as c10d
 from torch._C._distributed_c10d import ProcessGroup, Work
 
-from aorta.record.interception.replaced import ReplacedMethods, uncompiled
+from aorta.record.interception.replaced import ReplacedMethods, left_uncompiled, uncompiled
 from aorta.steps.notes import CollectiveCall
 
 _Method = Callable[..., Any]
@@ -322,10 +323,11 @@ def promise(
 ) -> None:
     """Take waits for this future as waits for these calls from now on."""
     key = id(future)
+    _promises[key] = _Promise(ref(future, partial(_dropped, key)), calls, listener, itself)
 
-    def dropped(_: Any) -> None:
-        lost_promise = _promises.pop(key, None)
-        if lost_promise is not None and not lost_promise.is_settled:
-            lost_promise.listener.lost(lost_promise.calls)
 
-    _promises[key] = _Promise(ref(future, dropped), calls, listener, itself)
+@left_uncompiled  # Python calls it amid compiled code, too
+def _dropped(key: int, _: Any) -> None:
+    lost_promise = _promises.pop(key, None)
+    if lost_promise is not None and not lost_promise.is_settled:
+        lost_promise.listener.lost(lost_promise.calls)
