@@ -13,6 +13,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
@@ -548,9 +549,9 @@ def trained_by_rank(form, wraps, is_noted):
     if wraps == "DDP":
         called = DistributedDataParallel(called)
     elif wraps == "fully_shard":
-        for block in model.blocks:
-            fully_shard(block)
-        fully_shard(model)
+        mesh = init_device_mesh("cpu", (torch.distributed.get_world_size(),))
+        for module in (*model.blocks, model):
+            fully_shard(module, mesh=mesh)
     optimizer, calls = torch.optim.SGD(called.parameters(), 0.1), ModelCalls()
     losses = []
     ids = torch.arange(B * S).view(B, S) % VOCABULARY
