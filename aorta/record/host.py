@@ -91,7 +91,9 @@ class HostWatch:
         self._samples_workers = samples_workers
         self._replaced: list[Replacement] = []
         self._replaced_waits: list[Replacement] = []
-        """Apart, because they are on only in steps that are recorded."""
+        """Methods of tensors, apart, because they are on only in steps that are recorded."""
+        self._host_waits: list[Replacement] = []
+        """Stay on: compiled code may hold them, and is compiled anew where they change."""
         self._num_switches = 0
         self._take_off: Function | None = None
         self._collecting_since_ns = 0
@@ -142,6 +144,7 @@ class HostWatch:
     def uninstall(self) -> None:
         """Put everything back."""
         self.leave_waits(for_good=True)
+        _put_back(self._host_waits)
         _put_back(self._replaced)
         if self._take_off is not None:
             self._take_off()
@@ -189,13 +192,14 @@ class HostWatch:
         """Note calls that wait for the device, too: any number of times a step."""
         if self._replaced_waits:
             return
+        if not self._host_waits:
+            self._host_waits += [
+                _replace(owner, name, self._wait(f"{owner.__name__}.{name}", getattr(owner, name)))
+                for owner, name in accelerator().host_waits()
+            ]
         ours = [
             (torch.Tensor, name, self._tensor_wait(name, getattr(torch.Tensor, name)))
             for name in TENSOR_WAITS
-        ]
-        ours += [
-            (owner, name, self._wait(f"{owner.__name__}.{name}", getattr(owner, name)))
-            for owner, name in accelerator().host_waits()
         ]
         # Looked up before the first is replaced: a change counts where the class was used since the last one.
         self._replaced_waits += [_replace(*one) for one in ours]
@@ -223,7 +227,11 @@ class HostWatch:
         return uncompiled(_like(call, original))
 
     def _wait(self, name: str, original: Function) -> Function:
+        is_compiling = torch.compiler.is_compiling
+
         def call(*args: Any, **named: Any) -> Any:
+            if is_compiling():  # a graph may hold a wait
+                return original(*args, **named)
             step = self._journal.current
             if step is None or step.left_out is not None:
                 return original(*args, **named)
@@ -233,7 +241,7 @@ class HostWatch:
             finally:
                 self._waited(name, start_ns)
 
-        return uncompiled(_like(call, original))
+        return left_uncompiled(_like(call, original))
 
     def _waited(self, name: str, start_ns: int) -> None:
         end_ns = monotonic_ns()

@@ -5,6 +5,7 @@ import pickle
 import re
 import threading
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -211,6 +212,35 @@ def test_tensors_methods_are_switched_a_limited_number_of_times_and_then_stay_wi
     assert kinds(journal) == []
     watch.uninstall()
     assert "item" not in vars(torch.Tensor)
+
+
+@pytest.mark.heavy
+def test_a_graph_that_holds_a_wait_is_not_compiled_anew_for_steps_that_are_recorded(monkeypatch):
+    from torch._dynamo.utils import counters  # takes a second to load
+
+    class Device:
+        @staticmethod
+        def synchronize():
+            """Nothing to wait for."""
+
+    monkeypatch.setattr(accelerator(), "host_waits", lambda: [(Device, "synchronize")], raising=False)
+    journal = Journal()
+    journal.current = RecordedStep(0, 0, 0, None)
+    watch = HostWatch(journal)
+
+    @partial(torch.compile, backend="eager", fullgraph=True)
+    def waits(x):
+        Device.synchronize()
+        return x + 1
+
+    counters.clear()
+    for _ in range(3):
+        watch.watch_waits()
+        waits(torch.zeros(2))
+        watch.leave_waits()
+        waits(torch.zeros(2))
+    assert counters["stats"]["unique_graphs"] == 1
+    watch.uninstall()
 
 
 def test_phases_of_calls_follow_what_the_host_did():
