@@ -292,15 +292,18 @@ def sends_of(tree: ast.Module, line: int, of_line: int) -> bool:
     return any(node.id in names for node in used)
 
 
-def hands_numbers(tree: ast.Module, line: int) -> bool:
-    """Whether a call in this line makes a tensor of numbers of the host's and gives it to a device."""
+def hands_numbers(tree: ast.Module, line: int, function: str) -> bool:
+    """Whether a call of this function in this line gives a tensor of numbers of the host's to a device, or
+    makes one there: of torch.tensor(rows).to(device) the first part is work of the host."""
     for call in (node for node in ast.walk(tree) if isinstance(node, ast.Call)):
         if not call.lineno <= line <= (call.end_lineno or 0):
             continue
         made, devices = call.func, [one.value for one in call.keywords if one.arg == "device"]
         if isinstance(made, ast.Attribute) and isinstance(made.value, ast.Call):  # torch.arange(n).to(device)
             if MAKES_CONSTANTS.fullmatch(ast.unparse(made.value.func)) and re.fullmatch("to|cuda", made.attr):
-                return not any(one.arg == "device" for one in made.value.keywords)
+                return function.endswith(made.attr) and not any(
+                    one.arg == "device" for one in made.value.keywords
+                )
         elif ast.unparse(made) in ("torch.tensor", "torch.as_tensor") and devices:
             return ast.unparse(devices[0]).strip("'") != "cpu"
     return False

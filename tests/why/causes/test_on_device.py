@@ -897,6 +897,7 @@ def test_where_launches_wait_for_kernels_the_shorter_of_host_and_device_goes(tmp
     [
         ("at = torch.tensor(at, device=device)", "synchronisation"),
         ("at = torch.tensor(at)", "program_code"),  # looks at the values of a list
+        ("at = torch.tensor(at).to(device)", "program_code"),
     ],
 )
 def test_who_hands_numbers_to_the_device_waits_for_it(tmp_path, monkeypatch, text, kind):

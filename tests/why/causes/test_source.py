@@ -341,18 +341,20 @@ def test_a_line_that_uses_what_objects_are_sent_as(text, is_of_it):
     assert sends_of(ast.parse(text), 3, 2) == is_of_it
 
 
-@pytest.mark.parametrize(("text", "is_handing"), [
-    ("scale = torch.tensor(1.0 / step, device=device)", True),
-    ("x = x + torch.arange(x.shape[1]).to(x.device)", True),
-    ("mask = torch.ones(n, n).cuda()", True),
-    ("rows = torch.tensor(rows)", False),
-    ("rows = torch.tensor(rows, device='cpu')", False),
-    ("x = x + torch.arange(n, device=device).to(dtype)", False),
-    ("x, y = x.to(device), y.to(device)", False),
-    ("x = torch.full((n,), 3.0, device=device)", False),
+@pytest.mark.parametrize(("text", "function", "is_handing"), [
+    ("scale = torch.tensor(1.0 / step, device=device)", "torch.tensor", True),
+    ("x = x + torch.arange(x.shape[1]).to(x.device)", "to", True),
+    ("mask = torch.ones(n, n).cuda()", "Tensor.cuda", True),
+    ("rows = torch.tensor(rows).to(device)", "to", True),
+    ("rows = torch.tensor(rows).to(device)", "torch.tensor", False),  # looks at the values of a list
+    ("rows = torch.tensor(rows)", "torch.tensor", False),
+    ("rows = torch.tensor(rows, device='cpu')", "torch.tensor", False),
+    ("x = x + torch.arange(n, device=device).to(dtype)", "to", False),
+    ("x, y = x.to(device), y.to(device)", "to", False),
+    ("x = torch.full((n,), 3.0, device=device)", "torch.full", False),
 ])  # fmt: skip
-def test_a_line_that_hands_numbers_to_a_device(text, is_handing):
-    assert hands_numbers(ast.parse(text), 1) == is_handing
+def test_a_line_that_hands_numbers_to_a_device(text, function, is_handing):
+    assert hands_numbers(ast.parse(text), 1, function) == is_handing
 
 
 def told(folder):

@@ -212,7 +212,7 @@ def program_code(
         at = line_of(innermost(path))
         if at in sending:
             return False
-        is_known = at in handing and _may_hand_numbers(path[-1])
+        is_known = (at, path[-1].function) in handing
         return is_behind and at not in asked_for and not is_known
 
     grouped = [
@@ -422,30 +422,32 @@ def _may_hand_numbers(leaf: StackFrame) -> bool:
 
 def _handing_numbers(
     judged: Run, account: Account, samples: list[Samples]
-) -> tuple[set[Line], list[CauseFinding]]:
-    """The line, if there is one, in which the thread waits most as it hands numbers to the device, and that
-    loss: a copy of memory that is not pinned comes back when the device has done all that was launched."""
+) -> tuple[set[tuple[Line | None, str]], list[CauseFinding]]:
+    """The line, if there is one, in which the thread waits most as it hands numbers to the device, with the
+    function that does, and that loss: a copy of memory that is not pinned comes back when the device has done
+    all that was launched."""
     copied_ms = judged.mean_of(of_operation(COPY_TIME, "pageable_to_device"))
     if not account.on_device or not copied_ms:
         return set(), []
     may_be = Seen.where(samples, lambda one: one.leaf_is(_may_hand_numbers))
-    by_line = may_be.by(lambda path: line_of(innermost(path)))
-    seen = max(by_line.values(), key=lambda of_line: of_line.num, default=may_be)
+    by_call = may_be.by(lambda path: (line_of(innermost(path)), path[-1].function))
+    call = max(by_call, key=lambda one: by_call[one].num, default=None)
+    seen = may_be if call is None else by_call[call]
     at = seen.first
-    if at is None or seen.fewest < FEWEST:
+    if call is None or at is None or seen.fewest < FEWEST:
         return set(), []
     ms, num_samples = seen.common_ms(judged.whole or judged, account)
     is_wait = ms.mean() >= max(2 * LEAST * account.mean_step_ms, WAITED_OF_NUMBERS * copied_ms)
-    if seen.paths[0][-1].function != OF_NUMBERS:
+    if call[1] != OF_NUMBERS:
         source = source_of(at.file, judged.noted)
-        is_wait &= source is not None and hands_numbers(source.tree, at.line)
+        is_wait &= source is not None and hands_numbers(source.tree, at.line, call[1])
     if not is_wait:
         return set(), []
     facts = {"op": "numbers", "at": heaviest(seen.stacks), "handing_ms": float(ms.mean())}
     wait = CauseFinding("synchronisation", ms, {DEVICE_CELLS: 1.0}, facts, num_samples=num_samples)
     # No note tells how long the device idles behind the wait, which may be longer than the wait.
     wait.more_ms = max(account.mean_ms("launch") - wait.mean_ms, 0.0)
-    return seen.lines, [wait]
+    return {call}, [wait]
 
 
 def _sending_objects(
