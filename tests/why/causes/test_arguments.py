@@ -80,6 +80,12 @@ EVALUATES = cause(
     "Trainer.train of transformers",
     "x of torch",
 )
+TAKES_LOGITS = cause(
+    "between_steps",
+    "do it less often; a model is called there",
+    "Trainer.train of transformers",
+    "nested_numpify of transformers",
+)
 
 
 @pytest.mark.parametrize(
@@ -123,6 +129,18 @@ EVALUATES = cause(
         ),
         ("a = TrainingArguments('out')\nTrainer(\n  a\n).train()", LOADED, 3, "workers=False (the default)"),
         ("a = TrainingArguments('out', eval_strategy='epoch')", EVALUATES, 3, "eval_strategy='epoch' says"),
+        (
+            "a = TrainingArguments('out', eval_steps=9)\nTrainer(\n  a,\n).train()",
+            TAKES_LOGITS,
+            4,
+            "preprocess_logits_for_metrics=... in Trainer",
+        ),
+        (
+            "a = TrainingArguments('out', eval_steps=9)\nTrainer(a, preprocess_logits_for_metrics=best)",
+            TAKES_LOGITS,
+            3,
+            "eval_steps=9 says",
+        ),
     ],
 )
 def test_a_cause_is_told_at_the_line_of_its_argument(judged, text, given, line, told):
