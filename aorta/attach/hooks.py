@@ -194,9 +194,9 @@ class Attachment:
         ):
             replaced.left_uncompiled(function)  # of the first, the code of all that are guarded
 
-        from aorta.record.interception.optimizer_hooks import OfProgram
+        from aorta.record.interception import optimizer_hooks
 
-        OfProgram.are_on, self._optimizer_hooks = True, OfProgram
+        self._optimizer_hooks = optimizer_hooks.of_program = optimizer_hooks.OfProgram()
         self._handles = [
             optimizer.register_optimizer_step_pre_hook(replaced.unless_compiling(self._optimizer_called)),
             optimizer.register_optimizer_step_post_hook(self._post_step()),
@@ -525,8 +525,6 @@ class Attachment:
 
     def _optimizer_called(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         """Look once who calls the optimizer, before its step()."""
-        if not self.is_on:
-            return
         for hook in self._optimizer_hooks.before:
             hook(optimizer, args, kwargs)
         if self._depth == 0 and id(optimizer) not in self._steppers:
@@ -540,7 +538,7 @@ class Attachment:
         def post(optimizer: Any, args: Any, kwargs: Any) -> None:
             if is_compiling():
                 compiled_call.optimizer = optimizer  # traced: done by each call of the compiled code
-            elif self.is_on:
+            else:
                 for hook in self._optimizer_hooks.after:
                     hook(optimizer, args, kwargs)
                 self.entered_ns = monotonic_ns()
@@ -827,12 +825,14 @@ class Attachment:
     def detach(self) -> None:
         """Take every hook off."""
         self.is_on = False
-        if self._optimizer_hooks is not None:
-            self._optimizer_hooks.are_on = False
-        if not getattr(sys.modules.get("torch._dynamo.utils"), "counters", None):
-            for handle in self._handles:  # else they stay, and do nothing: compiled code counts them
+        compiles = getattr(sys.modules.get("torch._dynamo.utils"), "counters", None)
+        if self._handles and not compiles and not self._optimizer_hooks.before:
+            from aorta.record.interception import optimizer_hooks
+
+            for handle in self._handles:  # else they stay: compiled code counts them, recorders use them
                 handle.remove()
             self._handles.clear()
+            optimizer_hooks.of_program = None
         for owner, name, original, replacement in reversed(self._restore):
             if vars(owner).get(name) is replacement:  # else somebody wrapped it again: ours passes calls on
                 setattr(owner, name, original)

@@ -463,7 +463,9 @@ def test_a_script_with_a_recorder_of_its_own_wins(
     monkeypatch.setenv("OWN_OUTPUT", str(tmp_path / "own"))
     with pytest.raises(FileNotFoundError):
         attached("own_aorta")
-    assert len((tmp_path / "own" / "rank_0_metrics.jsonl").read_bytes().splitlines()) == STEPS
+    steps = (tmp_path / "own" / "rank_0_metrics.jsonl").read_text().splitlines()
+    assert len(steps) == STEPS
+    assert all('"optimizer"' in step for step in steps)
     assert not (tmp_path / "run" / "run.json").exists()
     assert "the program records itself with aorta" in capfd.readouterr().err
 

@@ -15,9 +15,13 @@ Hook = Callable[[Any, Any, Any], None]
 class OfProgram:
     """What the hooks of `aorta run` call."""
 
-    are_on = False
-    before: list[Hook] = []
-    after: list[Hook] = []
+    def __init__(self) -> None:
+        self.before: list[Hook] = []
+        self.after: list[Hook] = []
+
+
+of_program: OfProgram | None = None
+"""None: `aorta run` has no hooks in this process."""
 
 
 def add(begins: Hook, ended: Hook) -> Callable[[], None]:
@@ -25,13 +29,13 @@ def add(begins: Hook, ended: Hook) -> Callable[[], None]:
 
     ended: called first of all such hooks: another one may end the step, and a note would come too late.
     """
-    if OfProgram.are_on:
-        OfProgram.before.append(begins)
-        OfProgram.after.insert(0, ended)
+    if (called := of_program) is not None:
+        called.before.append(begins)
+        called.after.insert(0, ended)
 
         def leave_out() -> None:
-            OfProgram.before.remove(begins)
-            OfProgram.after.remove(ended)
+            called.before.remove(begins)
+            called.after.remove(ended)
 
         return leave_out
     handles = (
