@@ -105,7 +105,7 @@ def test_what_work_of_a_device_saves_is_the_most_where_its_host_waits_in_every_s
     losses = [CauseFinding(kind, np.full(20, 14.0), {("compute",): 1.0}) for kind in ("compute", "late_rank")]
     needless, late = within_host_needs(run([19.0] * 20), account(), losses)
     assert (needless.mean_ms, needless.facts, late.facts) == (14.0, {"is_most": True}, {})
-    assert "no step shows how long" in needless.evidence[0]
+    assert "none shows how long" in needless.evidence[0]
 
 
 def test_of_what_nobody_knows_a_bound_its_host_gives_none():

@@ -100,8 +100,8 @@ def within_host_needs(judged: Run, account: Account, losses: list[CauseFinding])
         if is_held_up and finding.kind == "compute" and finding.facts.get("op") not in OF_LAUNCHES:
             finding.facts["is_most"] = "unbounded" not in finding.facts
             finding.evidence.append(
-                "the device is spared that, and a step may gain less: its host waits for the device in every"
-                " step, so that no step shows how long it needs itself"
+                "the device is spared that, and a step may gain less: its host is held up in every step, by a"
+                " full queue, so that none shows how long it needs itself"
             )
         # Operators that are left out need not be launched.
         spared_ms = 0.0 if needs is None else finding.facts.get("launched", 0.0) * (needs.need_ms or 0.0)
