@@ -818,18 +818,22 @@ def test_new_pages_take_what_the_thread_is_in_the_system_for_them(tmp_path, faul
         assert cause.change.startswith("MALLOC_MMAP_MAX_=0 MALLOC_TRIM_THRESHOLD_=")
 
 
-@pytest.mark.parametrize(("own_ms", "is_told"), [(1.0, True), (12.0, False)])
-def test_new_pages_that_arrays_of_the_program_may_take_are_not_its_models(
-    monkeypatch, tmp_path, own_ms, is_told
+@pytest.mark.parametrize(
+    ("own_ms", "rows_bytes", "is_told"), [(1.0, 0.0, True), (12.0, 0.0, False), (1.0, 2e7, False)]
+)
+def test_new_pages_that_others_may_take_are_not_results_of_operators(
+    monkeypatch, tmp_path, own_ms, rows_bytes, is_told
 ):
-    """8 of a step of 30 ms; beside the model the program works for own_ms."""
+    """8 of a step of 30 ms; beside the model the program works for own_ms, and gradients of a table's rows
+    take rows_bytes: 4000 pages are 16 MB."""
     rest = SimpleNamespace(phase="rest", ms=own_ms)
     monkeypatch.setattr(needless, "phases_of", lambda judged: [rest])
 
     def make(rank, step, noise):
         return Host().work(30.0), {"world_size": 1, "host_use": HostUse(30.0, 0.0, 30.0, 4000, 8.0)}
 
-    found = causes(judge(load_run(run_of(tmp_path / "run", make, run_record(1), width=1), "run")))
+    run = run_record(1, work=WorkOfStep(rows_bytes=rows_bytes))
+    found = causes(judge(load_run(run_of(tmp_path / "run", make, run, width=1), "run")))
     assert any("new pages" in one.subject for one in found) == is_told
 
 

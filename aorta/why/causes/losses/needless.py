@@ -59,6 +59,8 @@ INDEXED = re.compile(r"^indexing_backward_kernel")
 """Kernels of the backward pass of table[index], which add the rows of equal indices one after the other."""
 SORTS = re.compile(r"(Radix|Merge)Sort")
 """Kernels of cub and thrust, which bring the indices of such sums into their order."""
+PAGE_BYTES = 4096
+"""Of the smallest page."""
 ONE_BY_ONE = 5
 """From which on such a kernel waits, as a multiple of what it takes to move its bytes."""
 IN_PARTS = re.compile(r"\b(interpolate|Upsampl\w*|ReplicationPad\w*)\(|mode=.replicate")
@@ -690,9 +692,11 @@ def new_pages(judged: Run) -> NewPages | None:
 def _pages(judged: Run, account: Account) -> Iterator[CauseFinding]:
     """What operators on a CPU wait for memory for their results: the same part of the step and of what it
     computes. None where the other parts of a step may hold half of it, such as batches that are loaded, or
-    arrays that the program makes beside its model."""
+    arrays that the program makes beside its model; or where gradients of tables may take them all, whose loss
+    has them."""
     pages = None if account.on_device else new_pages(judged)
-    if pages is None:
+    work = judged.noted.work or WorkOfStep()
+    if pages is None or work.rows_bytes >= pages.faults * PAGE_BYTES:
         return
     ms, takes = beside_others(account, work_ms_of(account))
     lost_ms, others_ms = pages.part * float(ms.mean()), account.mean_step_ms - float(ms.mean())
@@ -700,7 +704,6 @@ def _pages(judged: Run, account: Account) -> Iterator[CauseFinding]:
     sure_ms = min(pages.part * account.mean_step_ms - others_ms, lost_ms)
     if sure_ms < HALF * lost_ms:
         return
-    work = judged.noted.work or WorkOfStep()
     most = max(work.lines, key=lambda line: line.forward_bytes, default=None)
     at = work.model_at if most is None else most.at
     found = _found("pages", "new pages of memory for results of operators", at, pages.part * ms, takes)
