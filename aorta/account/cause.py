@@ -77,6 +77,8 @@ class CodeLine(msgspec.Struct, frozen=True, kw_only=True):
     """Of the mean step, in this function, as sampled."""
     part: float = 0.0
     """Of what was sampled of the loss."""
+    lines: tuple[tuple[int, float], ...] = ()
+    """Of the function, with a fifth of ms or more, the largest first, each with its part."""
     num_samples: int = 0
     """0: the line that issues the loss's collectives, as call sites tell; ms and part are 0 then."""
 

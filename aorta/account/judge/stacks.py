@@ -29,6 +29,8 @@ MOST = 0.5
 """Of a loss, from which on it is in one function."""
 OF_A_FUNCTION = 0.3
 """Of it, from which on what is in libraries tells what it calls."""
+OF_A_LINE = 0.2
+"""Of what is in a function, that a line beside the one with most has to be told."""
 CALLED_OF_TORCH = ("Tensor.", "torch.", "F.", "nn.", "dist.")
 """Beginnings of names of what has no frame."""
 LOSS_FUNCTIONS = ("loss", "cross_entropy", "log_softmax")
@@ -268,6 +270,10 @@ def heaviest(stacks: Sequence[WeightedStack]) -> CodeLine | None:
         ),
         None,
     )
+    by_line = Counter[int]()
+    for stack, place in inside:
+        by_line[stack.frames[place].line] += max(stack.ms, 0.0)  # type: ignore[assignment]
+    parts = ((line, ms / by_line.total()) for line, ms in by_line.most_common())
     named = [entry for entry in inside if _in_library(entry[0])]
     is_most = _ms(named) >= OF_A_FUNCTION * _ms(inside)
     named = [entry for entry in named if entry in at_line] or named  # what the line calls, where it calls any
@@ -282,6 +288,7 @@ def heaviest(stacks: Sequence[WeightedStack]) -> CodeLine | None:
         doing=doing,
         ms=_ms(inside),
         part=min(_ms(inside) / total, 1.0),
+        lines=tuple(one for one in parts if one[1] >= OF_A_LINE),
         num_samples=sum(stack.ms > 0 for stack, _ in inside),
     )
 

@@ -8,6 +8,7 @@ from aorta.account.judge.stacks import WeightedStack, heaviest, is_a_loss, sampl
 from aorta.account.judge.stacks import sampled as sampled_of
 from aorta.records.schema import WorkOfStep
 from aorta.records.stacks import PLACES, StackFrame
+from aorta.why.causes.text import seen_text
 from tests.account.judge.sampled_runs import ENGINE, MODEL, sampled, sampled_dataset
 
 MAIN = StackFrame("/job/train.py", 20, "main", is_program=True)
@@ -48,6 +49,10 @@ def test_the_innermost_function_that_holds_most_and_its_line_with_most_of_it():
         "main(), train.py:20",
         7.0,
         0.7,
+    )
+    assert found.lines == ((5, 3 / 7), (4, 2 / 7), (6, 2 / 7))
+    assert seen_text(found).startswith(
+        "70 % of it was sampled in augment(), data.py:5, 30 % in this line, 20 % in :4, 20 % in :6 (3 samples"
     )
 
 
