@@ -191,6 +191,7 @@ class Attachment:
         for function in (
             *(Attachment._trains, Attachment._is_elsewhere, Attachment.training_thread),
             *(Attachment._enter, Attachment._leave, _is_accumulation_boundary, *finders),
+            Attachment._forget,  # Python calls it amid compiled code, too
         ):
             replaced.left_uncompiled(function)  # of the first, the code of all that are guarded
 
@@ -677,14 +678,12 @@ class Attachment:
     def _know(self, stepper: Any) -> int:
         key = id(stepper)
         if key not in self._serials:
-            # Python calls it amid compiled code, too.
-            gone = _replaced().left_uncompiled(lambda _: self._forget(key))
             with suppress(TypeError):  # it can have no weak reference, and is not let go of
-                self._alive[key] = weakref.ref(stepper, gone)
+                self._alive[key] = weakref.ref(stepper, functools.partial(self._forget, key))
             self._serials[key] = next(_serials)
         return self._serials[key]
 
-    def _forget(self, key: int) -> None:
+    def _forget(self, key: int, _: Any) -> None:
         for known in (self._steppers, self._serials, self._alive, self._regular):
             known.pop(key, None)
         for ids in (self._wrapped, self._patched, self._loops, self._inner_seen, self._compiled):

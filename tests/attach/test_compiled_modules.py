@@ -447,21 +447,28 @@ def test_an_optimizer_is_not_compiled_anew_where_recording_begins_or_ends(tmp_pa
 
 
 @pytest.mark.heavy
-def test_a_future_that_is_dropped_amid_compiled_code_is_no_frame_of_it():
+def test_what_is_dropped_amid_compiled_code_leaves_no_frame_of_it():
     from torch._dynamo.convert_frame import input_codes  # takes a second to load
 
-    def drops(x, futures):
+    def drops(x, held):
         y = x + 1
         torch._dynamo.graph_break()
-        futures.clear()
+        held.clear()
         return y + 1
 
     lost = []
-    futures = UserList([torch.futures.Future()])
-    promise(futures[0], [], SimpleNamespace(lost=lost.append))
-    torch.compile(drops, backend="eager")(torch.zeros(1), futures)
+    held = UserList([torch.futures.Future(), torch.optim.SGD([torch.zeros(1)])])
+    attachment = Attachment(AttachSettings(output="nowhere"))
+    try:
+        attachment.imported("torch", torch)
+        promise(held[0], [], SimpleNamespace(lost=lost.append))
+        known = attachment.key_of(held[1])
+        assert [*attachment._serials.values()] == [known]
+        torch.compile(drops, backend="eager")(torch.zeros(1), held)
+    finally:
+        attachment.detach()
     seen = [code for held in input_codes.seen if (code := held()) is not None]
-    assert lost == [[]]
+    assert (lost, attachment._serials) == ([[]], {})
     assert not [code.co_qualname for code in seen if code.co_filename.startswith(AORTA)]
 
 
