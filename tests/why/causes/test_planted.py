@@ -415,6 +415,31 @@ def test_a_loop_over_operators_costs_what_they_need_beside_their_arithmetic(tmp_
     )
 
 
+@pytest.mark.parametrize(("hoisted", "told"), [(0.0, [20.0]), (0.5, [10.0, 10.0])])
+def test_a_loop_has_no_part_in_what_is_computed_again_in_it(tmp_path, hoisted, told):
+    """Of 30 ms its samples show 10 forward, and as much backward; half of it may be for weights."""
+    at = FRAMES["task"]
+    row = LineOfWork(
+        at=at, operators=6000, flops=1.0, bytes=0.0, forward_flops=1.0, forward_bytes=0.0, handed_bytes=0.0
+    )
+    loop = OperatorLoop(
+        kind="recurrence", at=at, first_line=at.line, last_line=at.line,
+        iterations=100, operators=3000, all_operators=6000, flops=1.0, bytes=0.0,
+    )  # fmt: skip
+    work = WorkOfStep(
+        flops=100.0, loop=loop, lines=[row], hoisted=hoisted, hoisted_at=at, hoisted_share=hoisted,
+        hoisted_launched=hoisted,
+    )  # fmt: skip
+
+    def make(rank, step, noise):
+        return Host().work(30.0), {"world_size": 1}
+
+    folder = run_of(tmp_path / "run", make, run_record(1, work=work), width=1)
+    write_stacks(folder, 0, ("task", "forward", "runs", 10.0), ("backward", "backward", "runs", 20.0))
+    named = causes(judge(load_run(folder, "run")))
+    assert [cause.ms for cause in named] == [pytest.approx(ms, rel=0.05) for ms in told]
+
+
 AT = StackFrame("a.py", 3, "Net.forward", True)
 
 

@@ -527,6 +527,7 @@ def _counted(judged: Run, account: Account, work: WorkOfStep) -> Iterator[CauseF
         "unread": {"apart_at": work.unread_at.text if work.unread_at and work.unread_is_apart else None},
     }
     ignored_ms: Floats = np.zeros_like(ms)
+    hoisted_ms = 0.0
     for op, what in KINDS.items():
         if op == "unused" and work.ignored:
             what = "products at positions whose targets the loss ignores"
@@ -559,6 +560,7 @@ def _counted(judged: Run, account: Account, work: WorkOfStep) -> Iterator[CauseF
         seen_ms, num = seen(at, lines) if op in AS_SEEN else (0.0, 0)
         if op == "hoisted" and at is not None and seen_ms:  # and as much backward; of a solve two more
             share = max(work.hoisted_share, work.hoisted_solves, _part_of_weights(judged, at))
+            hoisted_ms = share * seen_ms
             seen_ms = (3 if work.hoisted_solves >= HALF else 2) * share * seen_ms
         if seen_ms and (op != "unchanged" or work.unchanged_is_all):
             found.more_ms = 0.0 if lines is None else max(found.mean_ms - seen_ms, 0.0)
@@ -589,6 +591,8 @@ def _counted(judged: Run, account: Account, work: WorkOfStep) -> Iterator[CauseF
     loop = loop_of(work)
     if loop is not None and not account.on_device:
         seen_ms, num = seen(loop.at, range(loop.first_line, loop.last_line + 1))
+        if hoisted_ms and work.hoisted_at == loop.at:  # a loss of its own
+            seen_ms, loop = max(seen_ms - hoisted_ms, 0.0), _without_hoisted(loop, work)
         work_ms, on_core = float(ms.mean()), takes.get(WORK, 1.0)  # others take cores meanwhile
         if seen_ms:
             # Without what they compute, were each but one operator; as much of a backward pass that is there.
@@ -645,6 +649,13 @@ def _counted(judged: Run, account: Account, work: WorkOfStep) -> Iterator[CauseF
             yield found
     if work.rows_bytes:
         yield from _unread_rows(judged, account, work, part_ms(0.0, work.rows_bytes), optimizer)
+
+
+def _without_hoisted(loop: OperatorLoop, work: WorkOfStep) -> OperatorLoop:
+    """The loop with fewer operators, by as many as compute weights in it."""
+    left = 1 - min(work.hoisted_launched * sum(row.operators for row in work.lines) / loop.all_operators, 1.0)
+    numbers = {name: round(left * getattr(loop, name)) for name in ("operators", "all_operators")}
+    return msgspec.structs.replace(loop, **numbers)
 
 
 def _part_of_weights(judged: Run, at: StackFrame) -> float:
