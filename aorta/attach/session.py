@@ -33,7 +33,7 @@ from aorta.records.launches import own_notes
 from aorta.records.state import MOST_SAVES, Save
 
 MODES_AT = 3
-"""Step at whose end switches of torch are read; a later one where the program profiles it."""
+"""Steps of the attempt after which switches of torch are read; more where the program profiles these."""
 PROFILED_UNTIL = 20
 """Steps up to which nothing is looked at while the program profiles; who always does gets figures, too."""
 CALLS_AT, MOST_TRIES = 2, 8
@@ -72,7 +72,7 @@ class AttachedSession:
         self._num_signed = 0
         """Collectives of the open step that belong to the signature of an earlier backward pass."""
         self._names: dict[int, str] = {}
-        """Name of each optimizer that was called, by its id, for run.json."""
+        """Name of each optimizer that was called, by its key (Attachment.key_of), for run.json."""
         self._ended: StepHandle | None = None
         """The step whose body has ended and whose window is open."""
         self._num_noted = 0
@@ -103,7 +103,8 @@ class AttachedSession:
         self._trained_with: set[int] = set()
         """Those with which training went on: frozen parts. They are not waited for again."""
         self._capture: RequestedCapture | None = None
-        self._modes_at = MODES_AT
+        self._has_modes = False
+        """Switches of torch were read."""
         self.model_calls: Any = None
         """Of the step in which they are noted, for its FLOPs."""
         self._num_tries = 0
@@ -429,7 +430,7 @@ class AttachedSession:
 
     def _is_profiled(self) -> bool:
         """Whether the program's profiler would show what we look at now: all objects that there are, say."""
-        return self._num_steps < PROFILED_UNTIL and profiler_is_on()
+        return self._num_steps - self._first_number < PROFILED_UNTIL and profiler_is_on()
 
     def _model_calls_end(self, is_whole: bool = False) -> None:
         if self.model_calls is not None:
@@ -446,14 +447,14 @@ class AttachedSession:
             self._ended, self._open = self._open, None
             self._num_noted = len(self._ended.step.calls)
             self._num_steps += 1
-            if self._num_steps == self._modes_at and self._is_profiled():
-                self._modes_at += 1
-            if self._num_steps == self._modes_at:
+            is_late = not self._has_modes and self._num_steps - self._first_number >= MODES_AT
+            if reads_modes := is_late and not self._is_profiled():
+                self._has_modes = True
                 self._attachment.program.read_modes(self._attachment.torch)
             self._num_backwards = self._num_calls = 0
             if self._recorder is not None and self._ended.step.left_out is None:
                 self._describe(self._recorder)  # now: at exit the recorder may be closed first
-                if self._num_steps == self._modes_at:
+                if reads_modes:
                     self._recorder.write_program()
             self._evaluated_last, self._evaluating = self._evaluating, False
 

@@ -41,6 +41,7 @@ def test_steps_that_are_done_again_are_told(tmp_path: Path, kind: str, saving: s
     steps = runs(tmp_path, 5, 3, kind=kind, saving=saving)
     assert steps == [(0, 0), (0, 1), (0, 2), (0, 3), (0, 4), (1, 4), (1, 5), (1, 6)]
     assert told_by(tmp_path) == ["program", teller]
+    assert "num_threads" in read_run(tmp_path / "run").program["modes"]  # of the second start
     joined = load_run(tmp_path / "run", "joined")
     assert joined.global_step.tolist() == list(range(7))
     assert "step 4 was done in attempt 0 and again in attempt 1: the last time counts" in joined.notes
