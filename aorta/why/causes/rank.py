@@ -459,7 +459,9 @@ def _with(larger: Cause, cause: Cause, part: float) -> Cause:
         interval = interval[0] + low, most
     is_known = larger.kind != "late_rank" or larger.line is not None or not cause.is_waited_for
     is_known &= cause.origin not in ("results", "object")  # without these the rest has little to do
-    where = "" if cause.is_in_step else ", as steps show that were not recorded"
+    were = "were" if cause.is_in_step else "were not"
+    is_of_others = not (larger.is_in_step and cause.is_in_step)
+    where = f", as steps show that {were} recorded" if is_of_others else ""
     return msgspec.structs.replace(
         larger,
         change=larger.change if is_known else cause.change,
