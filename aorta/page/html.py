@@ -9,7 +9,7 @@ from pathlib import Path
 
 import msgspec
 
-from aorta.account.judge.answer import dataset_answer, mfu_text, statistic_beside_step
+from aorta.account.judge.answer import dataset_answer, is_of_mean_step, mfu_text, statistic_beside_step
 from aorta.account.judge.cells import account_of
 from aorta.account.judge.kernels import kernels_by_class, kernels_by_name, operators
 from aorta.account.judge.ranks import Shown
@@ -315,6 +315,7 @@ def _tiles(dataset: Dataset) -> list[Markup]:
     for name in rates:
         value = _median(statistic_beside_step(dataset, name))
         text = percent(value, digits=1) if name == "mfu" else number(value)
+        word = "mean" if is_of_mean_step(dataset, name) else "median"
         tiles.append(_tile(RATE_TILES[name], text, word, _beside(dataset, name)))
     return [tag("div", tiles, class_="tiles")]
 

@@ -6,7 +6,13 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import numpy as np
 
-from aorta.account.judge.answer import PER_TIME, dataset_answer, mfu_text, statistic_beside_step
+from aorta.account.judge.answer import (
+    PER_TIME,
+    dataset_answer,
+    is_of_mean_step,
+    mfu_text,
+    statistic_beside_step,
+)
 from aorta.account.judge.cells import CELLS, account_of
 from aorta.account.judge.compare import CALLED
 from aorta.account.judge.cores import cores_had
@@ -277,9 +283,8 @@ def _measure_rows(dataset: Dataset, rows: Sequence[tuple[str, str, str]]) -> Ite
         spread = ""
         if len(dataset.first.ranks) > 1 and statistic.min is not None and statistic.max != statistic.min:
             spread = f"{quantity(statistic.min, unit)} to {quantity(statistic.max, unit)}"
-        is_mean = metric in PER_TIME and account_of(dataset.first).usual is None
         yield (
-            f"{name}, mean" if is_mean else name,
+            f"{name}, mean" if is_of_mean_step(dataset, metric) else name,
             quantity(statistic.median, unit),
             "" if metric in PER_TIME else spread,
             _limit_text(dataset, metric),

@@ -6,12 +6,12 @@ import numpy as np
 
 from aorta.account.judge.alike import is_window
 from aorta.account.judge.cells import CELLS, EXPOSED_CELLS, IDLE_CELLS, account_of
-from aorta.account.judge.judged import looked_at, statistic
+from aorta.account.judge.judged import looked_at, mean_of_runs, statistic
 from aorta.account.judge.timed_steps import partly_timed
 from aorta.account.load.evidence import comm_evidence
 from aorta.account.load.measures import peak_text
 from aorta.account.metrics import ENERGY, RATES
-from aorta.account.model import Causes, Dataset, Statistic
+from aorta.account.model import Causes, Dataset, Run, Statistic
 from aorta.account.numbers import number, percent, quantity
 from aorta.account.rows import ratio
 
@@ -54,19 +54,27 @@ def dataset_answer(dataset: Dataset, causes: Causes | None = None) -> str:
     return f"{dataset.label}: {losses_text(dataset)}"
 
 
+def is_of_mean_step(dataset: Dataset, metric: str) -> bool:
+    """Whether a metric, as it is read beside the step, is a mean: work per time is that of the steps that the
+    step is the mean of, whose single ones tell nothing where the host runs ahead of its device."""
+    return metric in PER_TIME and all(account_of(run).usual is None for run in dataset.runs)
+
+
 def statistic_beside_step(dataset: Dataset, metric: str) -> Statistic | None:
-    """A metric, as it is read beside the step: work per time of one run is that of the steps that its step is
-    the mean of, whose single ones tell nothing where the host runs ahead of its device."""
-    found, usual = dataset.statistics.get(metric), account_of(dataset.first).usual
-    if found is None or metric not in PER_TIME or len(dataset.runs) > 1 or usual is not None:
+    """A metric, as it is read beside the step; of several runs the mean of theirs."""
+    found = dataset.statistics.get(metric)
+    if found is None or found.median is None or not is_of_mean_step(dataset, metric):
         return found
-    run = looked_at(dataset.first)
+    beside = mean_of_runs([_of_mean_step(looked_at(run), metric) for run in dataset.runs])
+    return found if beside.median is None else beside
+
+
+def _of_mean_step(run: Run, metric: str) -> Statistic:
     values = run.values(metric)
     weights = np.ones_like(values) if metric == ENERGY else run.values("step_ms")
     is_known = np.isfinite(values) & np.isfinite(weights)
     sums = [np.sum(one, axis=1, where=is_known, keepdims=True) for one in (values * weights, weights)]
-    beside = statistic(ratio(*sums))
-    return found if beside.median is None else beside
+    return statistic(ratio(*sums))
 
 
 def mfu_text(dataset: Dataset) -> str:

@@ -254,8 +254,8 @@ def dataset(label: str, runs: list[Run]) -> Dataset:
                 " runs that are not alike need labels of their own"
             )
     names = dict.fromkeys(name for judged in runs for name in judged.statistics)
-    together = {name: _together([judged.statistics.get(name) for judged in runs]) for name in names}
-    together |= {name: _together([None]) for name in names if is_unlike(runs, name)}
+    together = {name: mean_of_runs([judged.statistics.get(name) for judged in runs]) for name in names}
+    together |= {name: mean_of_runs([None]) for name in names if is_unlike(runs, name)}
     return Dataset(label, runs, runs[0].statistics if len(runs) == 1 else together)
 
 
@@ -269,7 +269,8 @@ def statistic(values: Floats) -> Statistic:
     return Statistic(*(none_if_nan(float(value)) for value in across_ranks))
 
 
-def _together(of_runs: list[Statistic | None]) -> Statistic:
+def mean_of_runs(of_runs: Collection[Statistic | None]) -> Statistic:
+    """Unknown where one of them has none."""
     measured = [statistic for statistic in of_runs if statistic is not None and statistic.median is not None]
     if len(measured) < len(of_runs):
         return Statistic(None, None, None, None)

@@ -112,6 +112,8 @@ def test_work_per_time_is_of_the_mean_step_where_single_ones_only_launch(tmp_pat
     assert re.search(r"^MFU, mean +80.0 %$", text, re.M)
     assert "above 100 %" not in text
     assert report.summary["datasets"]["a"]["steps"]["mfu"].median == pytest.approx(0.8)
+    of_two = dataset("two", 2 * report.datasets["a"].runs)
+    assert re.search(r"^MFU, mean +80.0 %$", dataset_table(of_two), re.M)
 
 
 def test_ranks_of_one_tensor_parallel_group_share_their_tokens(tmp_path):
