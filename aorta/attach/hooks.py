@@ -120,6 +120,8 @@ class Attachment:
         """Ids of objects whose calls of step() are seen whole."""
         self._patched: set[int] = set()
         """Ids of the classes, or objects, whose step() was replaced for that."""
+        self._alone: dict[int, tuple[Callable[[], Any], Callable[[], Any]]] = {}
+        """References to these objects and their replacements, which hold each other, by the objects' ids."""
         self._loops: set[int] = set()
         """Ids of objects whose step() turned out to hold a whole loop."""
         self._depth = 0
@@ -684,7 +686,7 @@ class Attachment:
         return self._serials[key]
 
     def _forget(self, key: int, _: Any) -> None:
-        for known in (self._steppers, self._serials, self._alive, self._regular):
+        for known in (self._steppers, self._serials, self._alive, self._regular, self._alone):
             known.pop(key, None)
         for ids in (self._wrapped, self._patched, self._loops, self._inner_seen, self._compiled):
             ids.discard(key)
@@ -718,7 +720,12 @@ class Attachment:
             finally:
                 attachment._leave(called, completed, boundary)
 
-        self._replace(owner, "step", _replaced().left_uncompiled(step, with_called=False))
+        _replaced().left_uncompiled(step, with_called=False)
+        if alone is None:
+            self._replace(owner, "step", step)
+        else:
+            alone.step = step
+            self._alone[id(alone)] = _reference(alone), weakref.ref(step)
 
     def _enter(self) -> None:
         if self._depth == 0:
@@ -836,6 +843,11 @@ class Attachment:
             if vars(owner).get(name) is replacement:  # else somebody wrapped it again: ours passes calls on
                 setattr(owner, name, original)
         self._restore.clear()
+        for held in [*self._alone.values()]:
+            owner, ours = (one() for one in held)
+            if owner is not None and ours is not None and vars(owner).get("step") is ours:
+                owner.step = ours.__wrapped__
+        self._alone.clear()
 
     @property
     def has_compiled(self) -> bool:

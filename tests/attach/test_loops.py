@@ -9,6 +9,7 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterator
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -162,8 +163,16 @@ class Stepping:
         self.optimizer.step()
 
 
+class WrappedStep(Stepping):
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        super().__init__(optimizer)
+        self.step = partial(self.step)  # type: ignore[method-assign]
+
+
 @pytest.mark.heavy
-@pytest.mark.parametrize("wrap", [lambda optimizer: optimizer, Stepping], ids=["optimizer", "engine"])
+@pytest.mark.parametrize(
+    "wrap", [lambda optimizer: optimizer, Stepping, WrappedStep], ids=["optimizer", "engine", "wrapped"]
+)
 def test_what_the_program_lets_go_of_is_free(
     attached: Attach, client: ModuleType, monkeypatch: pytest.MonkeyPatch, wrap: Callable[..., Any]
 ) -> None:
