@@ -199,7 +199,7 @@ class Attachment:
 
         from aorta.record.interception import optimizer_hooks
 
-        self._optimizer_hooks = optimizer_hooks.of_program = optimizer_hooks.OfProgram()
+        self._optimizer_hooks = optimizer_hooks.attached = optimizer_hooks.AttachedHooks()
         self._handles = [
             optimizer.register_optimizer_step_pre_hook(replaced.unless_compiling(self._optimizer_called)),
             optimizer.register_optimizer_step_post_hook(self._post_step()),
@@ -838,7 +838,7 @@ class Attachment:
             for handle in self._handles:  # else they stay: compiled code counts them, recorders use them
                 handle.remove()
             self._handles.clear()
-            optimizer_hooks.of_program = None
+            optimizer_hooks.attached = None
         for owner, name, original, replacement in reversed(self._restore):
             if vars(owner).get(name) is replacement:  # else somebody wrapped it again: ours passes calls on
                 setattr(owner, name, original)

@@ -12,15 +12,15 @@ from aorta.record.interception.replaced import unless_compiling
 Hook = Callable[[Any, Any, Any], None]
 
 
-class OfProgram:
-    """What the hooks of `aorta run` call."""
+class AttachedHooks:
+    """What the hooks of `aorta run` call; theirs stay on where compiled code counts them."""
 
     def __init__(self) -> None:
         self.before: list[Hook] = []
         self.after: list[Hook] = []
 
 
-of_program: OfProgram | None = None
+attached: AttachedHooks | None = None
 """None: `aorta run` has no hooks in this process."""
 
 
@@ -29,7 +29,7 @@ def add(begins: Hook, ended: Hook) -> Callable[[], None]:
 
     ended: called first of all such hooks: another one may end the step, and a note would come too late.
     """
-    if (called := of_program) is not None:
+    if (called := attached) is not None:
         called.before.append(begins)
         called.after.insert(0, ended)
 
