@@ -134,6 +134,18 @@ def line_of_evaluation(judged: Run) -> CodeLine | None:
     return found if found is not None and found.num_samples >= FEWEST else None
 
 
+def line_after_last_step(judged: Run) -> CodeLine | None:
+    """The line of the program that most of what comes behind the last step's body is in: a trainer that
+    closes, a last checkpoint."""
+    whole = judged.whole or judged
+    samples = samples_of(whole, judged.ranks[0])
+    if samples is None:
+        return None
+    is_last = samples.rows[:, 0] == whole.global_step.max()
+    found = heaviest(samples.chosen(is_last & samples.at("behind_body")))
+    return found if found is not None and found.num_samples >= FEWEST else None
+
+
 def largest_beside_the_model(judged: Run) -> PhaseRow | None:
     """Of the phases that are not the model's own passes; None where none is known."""
     rows = [row for row in phases_of(judged) if row.phase not in ("forward", "backward")]

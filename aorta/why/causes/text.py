@@ -13,7 +13,13 @@ from aorta.account.judge.cells import CELLS, LARGE_SHARE, Account, account_of
 from aorta.account.judge.cores import cores_had
 from aorta.account.judge.kernels import kernels_by_class, kernels_by_name
 from aorta.account.judge.outside import OUTSIDE_WORDS
-from aorta.account.judge.phases import evaluation_text, largest_beside_the_model, largest_text, phases_of
+from aorta.account.judge.phases import (
+    evaluation_text,
+    largest_beside_the_model,
+    largest_text,
+    line_after_last_step,
+    phases_of,
+)
 from aorta.account.judge.profiles import DOING_WORDS, busiest, line_text, told_differences
 from aorta.account.judge.sites import site_texts
 from aorta.account.judge.stacks import samples_of_ranks
@@ -151,7 +157,7 @@ def notes(causes: Causes, run: Run) -> list[str]:
     unexplained = _unexplained_text(causes, account.mean_step_ms) if causes.listed else ""
     texts = (
         *(_settings_text(causes, run), largest_text(run), evaluation_text(run)),
-        *(unexplained, _outside_text(account)),
+        *(unexplained, _outside_text(account, run)),
     )
     return [*causes.cannot_tell, *causes.no_loss, *(text for text in texts if text)]
 
@@ -186,14 +192,17 @@ def _unexplained_text(causes: Causes, step: float) -> str:
     return f"Not explained by these: {quantity(total, 'ms')}{a_step} without compute ({', '.join(parts)})."
 
 
-def _outside_text(account: Account) -> str:
+def _outside_text(account: Account, judged: Run) -> str:
     wall = account.wall_ms
     outside = {name: ms for name, ms in account.outside.items() if name in OUTSIDE_WORDS}
     if not wall > 0 or sum(outside.values()) < LARGE_SHARE * wall:
         return ""
     unit, size = ("ms", 1.0) if wall < 1e3 else ("s", 1e3)
+    words, after = dict(OUTSIDE_WORDS), line_after_last_step(judged)
+    if after is not None:
+        words["after"] += f" (most of it in {after.text}" + (f", in {after.calls})" if after.calls else ")")
     parts = [
-        f"{quantity(ms / size, unit)} {OUTSIDE_WORDS[name]}"
+        f"{quantity(ms / size, unit)} {words[name]}"
         for name, ms in outside.items()
         if ms >= WORTH_NOTING * wall
     ]

@@ -4,6 +4,7 @@ import msgspec
 import pytest
 
 from aorta.account.judge.judged import judge
+from aorta.account.judge.phases import line_after_last_step
 from aorta.account.judge.stacks import WeightedStack, heaviest, is_a_loss, samples_of
 from aorta.account.judge.stacks import sampled as sampled_of
 from aorta.records.schema import WorkOfStep
@@ -160,3 +161,16 @@ def test_what_is_behind_the_body_of_the_last_step_is_no_part_of_a_step(step, is_
     run = sampled_dataset([stacks]).first
     samples = samples_of(run, run.ranks[0])
     assert (samples.is_judged & samples.leaf_in("torch") & ~samples.in_phase("forward")).any() == is_counted
+
+
+def test_what_is_behind_the_last_step_has_its_line():
+    closes = StackFrame("lightning_fabric", 0, "batch_to", is_program=False)
+    stacks = sampled(
+        *((one, 1000, "runs", MAIN, MODEL) for one in range(2, 12)),
+        *((11, 3000, "runs", OTHER_LINE, closes),) * 3,
+    )
+    stacks.samples[-3:] = [
+        msgspec.structs.replace(one, place=PLACES.index("behind_body")) for one in stacks.samples[-3:]
+    ]
+    line = line_after_last_step(sampled_dataset([stacks]).first)
+    assert (line.text, line.calls) == ("main(), train.py:25", "batch_to of lightning_fabric")
