@@ -1,7 +1,6 @@
 """What the workers of a training loop's DataLoader do while the loop waits for a batch, as they sample it."""
 
 from collections import defaultdict
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 from aorta.account.cause import CodeLine
@@ -112,7 +111,9 @@ def _of_the_loop(chunks: list[WorkerChunk], run: Run) -> list[WorkerChunk]:
     by_iterator: dict[int, list[WorkerChunk]] = defaultdict(list)
     for chunk in chunks:
         by_iterator[chunk.iterator].append(chunk)
-    fetched = {key: _awaited_us(some) for key, some in by_iterator.items()}
+    fetched = {
+        key: sum(chunk.us_of("fetches", "hands_over") for chunk in some) for key, some in by_iterator.items()
+    }
     found: list[WorkerChunk] = []
     left = MOST_OF_FETCHING * sum(fetched.values())
     for key in sorted(fetched, key=lambda one: -fetched[one]):
@@ -121,10 +122,6 @@ def _of_the_loop(chunks: list[WorkerChunk], run: Run) -> list[WorkerChunk]:
         found += by_iterator[key]
         left -= fetched[key]
     return found
-
-
-def _awaited_us(chunks: Iterable[WorkerChunk]) -> int:
-    return sum(chunk.us_of("fetches", "hands_over") for chunk in chunks)
 
 
 def _functions(stacks: list[WeightedStack], line: CodeLine | None) -> list[StackFrame]:

@@ -80,8 +80,12 @@ def compare(
     differences = _differences(baseline[0], test[0])
     rows = [row for key in shared for row in _rows(old[key], new[key], threshold)]
     if not any_device and "devices" in differences:
+        elsewhere = "measured on another device; --any-device compares all the same"
         rows = [
-            _unjudged(row, "measured on another device; --any-device compares all the same") for row in rows
+            row
+            if row.verdict == "not judged"
+            else msgspec.structs.replace(row, verdict="cannot tell", reason=elsewhere)
+            for row in rows
         ]
     if not shared:
         notes.append("no configuration was measured on both sides")
@@ -231,12 +235,6 @@ def _estimate(metric: Metric) -> Estimate | None:
     if metric.value is None or metric.error is None or metric.freedom is None:
         return None
     return Estimate(metric.value, metric.error, metric.freedom)
-
-
-def _unjudged(row: Compared, reason: str) -> Compared:
-    if row.verdict == "not judged":
-        return row
-    return msgspec.structs.replace(row, verdict="cannot tell", reason=reason)
 
 
 def _differences(old: Document, new: Document) -> dict[str, list[str]]:
