@@ -230,7 +230,7 @@ def _ratio_reach(metrics: Sequence[MetricComparison]) -> float:
 
 
 def _judged_row(metric: MetricComparison, reach: float) -> Markup:
-    ratio = metric.ratio
+    ratio, p = metric.ratio, metric.p_adjusted
     drawn = None
     if ratio is not None and ratio > 0:
         kind = metric.verdict if metric.verdict in ("better", "worse") else "none"
@@ -240,7 +240,7 @@ def _judged_row(metric: MetricComparison, reach: float) -> Markup:
         "tr",
         _sides_cells(metric),
         tag("td", drawn, class_="dots"),
-        cell(metric.p_adjusted, text=_p_text(metric.p_adjusted)),
+        cell(p, text="n/a" if p is None else "< 0.001" if p < 0.001 else f"{p:.3f}"),
         tag("td", verdict_mark(metric.verdict), reason),
     )
 
@@ -285,10 +285,6 @@ def _sides_cells(metric: MetricComparison) -> list[Markup]:
 def _side_cell(metric: MetricComparison, value: float | None, *, sign: bool = False) -> Markup:
     is_bytes = metric.unit == "bytes"
     return cell(value, text=quantity(value, "bytes", sign=sign) if is_bytes else None, sign=sign)
-
-
-def _p_text(value: float | None) -> str:
-    return "n/a" if value is None else "< 0.001" if value < 0.001 else f"{value:.3f}"
 
 
 def verdict_mark(verdict: str) -> Markup:

@@ -106,7 +106,7 @@ def page(report: Report, shown: Shown | None = None) -> str:
         ("stacks", stacks(report)),
         ("hazards", hazards(report)),
         ("ranks", ranks_by_steps(report)),
-        ("timeline", _timeline(report, steps_shown)),
+        ("timeline", _timeline(steps_shown)),
         ("collectives", collectives(report)),
         ("kernels", kernels(_kernels_by_class_and_name(report))),
         ("distributions", _distributions()),
@@ -154,7 +154,7 @@ def _header(heading: str, names: list[str]) -> Markup:
     )
 
 
-def _timeline(report: Report, steps_shown: list[Steps]) -> Markup:
+def _timeline(steps_shown: list[Steps]) -> Markup:
     if not any(steps.records for steps in steps_shown):
         reason = next((steps.why_empty for steps in steps_shown if steps.why_empty), "there is no step")
         return section("timeline", "Timeline of a step", empty(f"Not measured: {reason}."))

@@ -33,7 +33,6 @@ from aorta.account.metrics import (
 from aorta.account.model import (
     Causes,
     Comparison,
-    ConfidenceInterval,
     Dataset,
     Decomposition,
     MetricComparison,
@@ -559,12 +558,13 @@ def _is_on_both_sides(metric: MetricComparison | None) -> bool:
 
 def _comparison_row(name: str, metric: MetricComparison, matters: float) -> tuple[str, ...]:
     unit = "" if metric.unit in ("tokens/s", "samples/s") else metric.unit  # the row's name has it
+    interval = metric.interval
     return (
         name,
         quantity(metric.reference, unit),
         quantity(metric.candidate, unit),
         "n/a" if metric.ratio is None else f"{metric.ratio:.3f}",
-        _ratio_interval(metric.interval),
+        "" if interval is None else f"[{interval.low:.3f}, {interval.high:.3f}]",
         verdict_text(metric, matters),
     )
 
@@ -573,10 +573,6 @@ def verdict_text(metric: MetricComparison, matters: float) -> str:
     """The verdict in words: 'same within 3 %', but 'same' for counts."""
     is_within = metric.verdict == "same" and metric.unit not in ("", "bytes")
     return f"same within {100 * matters:g} %" if is_within else metric.verdict
-
-
-def _ratio_interval(interval: ConfidenceInterval | None) -> str:
-    return "" if interval is None else f"[{interval.low:.3f}, {interval.high:.3f}]"
 
 
 def _kernel_rows(comparison: Comparison, head: tuple[str, ...]) -> list[str]:

@@ -248,24 +248,16 @@ def _large_outputs(
 ) -> Iterator[dict[str, Callable[[Path], object]]]:
     """Files that take long to write. The files of one item are written in turn, the items in parallel."""
     if outputs.parquet:
-        yield {"steps.parquet": lambda path: _write_parquet(path, report)}
+        from aorta.page.parquet import write_parquet
+
+        yield {"steps.parquet": partial(write_parquet, report=report)}
     if outputs.perfetto:
         for label, single in report.datasets.items():
             yield {f"{label}.perfetto.json.gz": partial(_write_perfetto, label, single, shown)}
     if outputs.page:
-        yield {"report.html": lambda path: _write_page(path, report, shown)}
+        from aorta.page.html import write_page
 
-
-def _write_parquet(path: Path, report: Report) -> None:
-    from aorta.page.parquet import write_parquet
-
-    write_parquet(path, report)
-
-
-def _write_page(path: Path, report: Report, shown: Shown) -> None:
-    from aorta.page.html import write_page
-
-    write_page(path, report, shown)
+        yield {"report.html": partial(write_page, report=report, shown=shown)}
 
 
 def _write_perfetto(label: str, single: Dataset, shown: Shown, path: Path) -> None:
