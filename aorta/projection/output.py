@@ -252,13 +252,16 @@ def ablations(
     savings = []
     for term, meaning in TERMS.items():
         ablated = project(model, plan, pricer.without_term(term))
+        saved_ms = (projection.step_s - ablated.step_s) * 1e3
+        interval = term_interval(term, rows, pricer)
         if term == "contention" or ablated.step_s != projection.step_s:
             savings.append(
                 {
                     "term": term,
                     "meaning": meaning,
                     "step_ms": ablated.step_s * 1e3,
-                    **_saving(projection.step_s - ablated.step_s, term_interval(term, rows, pricer)),
+                    "saves_ms": saved_ms,
+                    "interval_ms": sorted((saved_ms * interval.low, saved_ms * interval.high)),
                 }
             )
     return sorted(savings, key=lambda row: -float(row["saves_ms"]))
@@ -278,11 +281,6 @@ def term_interval(term: str, rows: Sequence[Mapping[str, Any]], pricer: Pricer) 
         for end in (0, 1)
     )
     return RatioInterval(low=low, high=high)
-
-
-def _saving(seconds: float, interval: RatioInterval) -> dict[str, Any]:
-    ms = seconds * 1e3
-    return {"saves_ms": ms, "interval_ms": sorted((ms * interval.low, ms * interval.high))}
 
 
 def explain_text(result: dict[str, Any]) -> str:
