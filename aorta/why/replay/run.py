@@ -264,11 +264,6 @@ class _Run:
         self.rest[kernel] = length
         heappush(self.events, (end, DONE, kernel, self.version[kernel]))
 
-    def _tell_end(self, kernel: int) -> None:
-        speed = self.speed[kernel] if self.num_beside[self.rank[kernel]] > 0 else 1.0
-        end = self.since[kernel] + self.rest[kernel] / speed
-        heappush(self.events, (end, DONE, kernel, self.version[kernel]))
-
     def _change_speed(self, rank: int, time: float) -> None:
         """Settle the work done so far at the old speed, and predict new ends."""
         for kernel in self.running[rank]:
@@ -277,7 +272,9 @@ class _Run:
             self.rest[kernel] = max(0.0, self.rest[kernel] - past * before)
             self.since[kernel] += past
             self.version[kernel] += 1
-            self._tell_end(kernel)
+            now = self.speed[kernel] if self.num_beside[rank] > 0 else 1.0
+            end = self.since[kernel] + self.rest[kernel] / now
+            heappush(self.events, (end, DONE, kernel, self.version[kernel]))
 
     def _end(self, kernel: int, time: float) -> None:
         self.running[self.rank[kernel]].discard(kernel)

@@ -93,7 +93,7 @@ def predict(
     times = [time * scale for step_times, _ in replays for time in step_times]
     for quartile_ms in untraced_quartiles_ms or ():
         times += _times_at(steady, changes, quartile_ms)
-    errors = [abs(_as_it_is(step)) for step in steady]
+    errors = [max(abs(replay(step).error(end.rank)) for end in step.ends) for step in steady]
     model_error = MODEL_ERROR if untraced_quartiles_ms is None else MODEL_ERROR_BEYOND_QUARTILES
     spread = (max(errors) + model_error) * float(np.median(changed)) * scale
     return Prediction(
@@ -219,8 +219,3 @@ def _step_times(steps: Sequence[StepGraph], draft: Draft) -> tuple[list[float], 
     first = replay_draft(steps[0], draft)
     times = [max(first.of_step(step).slowest_ms, host_floor_ms(step, draft)) for step in steps]
     return times, first.of_step(steps[-1])
-
-
-def _as_it_is(step: StepGraph) -> float:
-    replayed: Replayed = replay(step)
-    return max((replayed.error(end.rank) for end in step.ends), key=abs)
