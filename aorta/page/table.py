@@ -328,13 +328,8 @@ def _all_that_was_read(run: Run) -> str:
     """The totals, from the least rank to the greatest; the overlap of each rank's."""
     totals = list(run.totals.values())
     parts = []
-    for name, key in (
-        ("span", "span_ms"),
-        ("compute", "compute_ms"),
-        ("comm", "comm_ms"),
-        ("hidden", "hidden_ms"),
-    ):
-        values = [value for total in totals if (value := total[key]) is not None]
+    for name in ("span", "compute", "comm", "hidden"):
+        values = [value for total in totals if (value := total[f"{name}_ms"]) is not None]
         if values:
             parts.append(f"{name} {_range(values, number)} ms")
     shares = [
@@ -514,10 +509,7 @@ def comparison_table(comparison: Comparison) -> str:
         lines += ["", *(f"{', '.join(names)}: {reason}" for reason, names in reasons.items())]
     lines += _kernel_rows(comparison, body[0])
     apart = comparison.decomposition
-    lines += [
-        "",
-        *taken_apart(comparison.decomposition, comparison.reference, comparison.candidate),
-    ]
+    lines += ["", *taken_apart(apart, comparison.reference, comparison.candidate)]
     lines += [] if apart is None else [*apart.notes, apart.estimator]
     lines += ["", *(f"note: {note}" for note in comparison.notes)]
     lines.append(comparison.scope)
@@ -527,7 +519,11 @@ def comparison_table(comparison: Comparison) -> str:
 def _compared(comparison: Comparison) -> Iterator[tuple[str, str]]:
     """Name and key of the rows shown: the main ones, and what is judged per operation."""
     metrics = comparison.metrics
-    rates = [(name, key) for name, key, _ in RATE_ROWS if _is_on_both_sides(metrics.get(key))]
+    rates = [
+        (name, key)
+        for name, key, _ in RATE_ROWS
+        if (row := metrics.get(key)) is not None and None not in (row.reference, row.candidate)
+    ]
     if comparison.work is not None:
         yield from rates
     for name, key in (*ROWS, ("overlap ratio", "overlap_ratio")):
@@ -550,10 +546,6 @@ def _compared(comparison: Comparison) -> Iterator[tuple[str, str]]:
             if kind in ("count", "bytes") and row.verdict != "different":
                 continue
             yield f"{op} {word}", key
-
-
-def _is_on_both_sides(metric: MetricComparison | None) -> bool:
-    return metric is not None and metric.reference is not None and metric.candidate is not None
 
 
 def _comparison_row(name: str, metric: MetricComparison, matters: float) -> tuple[str, ...]:
