@@ -58,15 +58,7 @@ def host_bound_text(runs: Sequence[Run]) -> str:
 
 def remarks(dataset: Dataset) -> list[str]:
     """Remarks on the numbers of a report, and on how many steps they are of."""
-    lines = [
-        text
-        for text in (
-            partly_timed(dataset),
-            recorded_apart(dataset),
-            graph_text(dataset),
-        )
-        if text
-    ]
+    lines = [*filter(None, (partly_timed(dataset), recorded_apart(dataset), graph_text(dataset)))]
     lines += overhead_texts(dataset)
     return lines
 
