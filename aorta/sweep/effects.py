@@ -72,19 +72,10 @@ def results_of(series: Series, slower_by: float | None = None) -> list[CellResul
     found = []
     base_rate = _counts(series, baseline)
     for variant in series.variants:
-        rate = _rate(series, variant, base_rate, num_compared)
-        found.append(
-            CellResult(
-                variant.name,
-                shown(variant),
-                variant is baseline,
-                rate,
-                effects[variant.name],
-                []
-                if variant is baseline
-                else _notes(base_rate, rate, effects[variant.name], series, slower_by),
-            )
-        )
+        rate, of_cell = _rate(series, variant, base_rate, num_compared), effects[variant.name]
+        is_baseline = variant is baseline
+        notes = [] if is_baseline else _notes(base_rate, rate, of_cell, series, slower_by)
+        found.append(CellResult(variant.name, shown(variant), is_baseline, rate, of_cell, notes))
     return found
 
 
@@ -112,20 +103,10 @@ def _effects(series: Series, metric: RunMetric, family: int) -> list[tuple[Varia
         apart = apart[np.isfinite(apart)]
         interval = noise.interval(apart, ALPHA / family)
         verdict, reason = _verdict(series, metric, apart, interval)
-        found.append(
-            (
-                cell,
-                Effect(
-                    *head,
-                    medians[number],
-                    float(math.exp(apart.mean())) if apart.size else None,
-                    None if interval is None else (math.exp(interval[0]), math.exp(interval[1])),
-                    verdict,
-                    reason,
-                    int(apart.size),
-                ),
-            )
-        )
+        ratio = float(math.exp(apart.mean())) if apart.size else None
+        bounds = None if interval is None else (math.exp(interval[0]), math.exp(interval[1]))
+        effect = Effect(*head, medians[number], ratio, bounds, verdict, reason, int(apart.size))
+        found.append((cell, effect))
     return found
 
 
