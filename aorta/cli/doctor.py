@@ -220,16 +220,13 @@ def _distributed() -> DoctorCheck:
             "install a torch that has it: pip install torch",
             required=True,
         )
-    names = [
-        n
-        for n, has in (
-            ("gloo", dist.is_gloo_available()),
-            ("nccl", dist.is_nccl_available()),
-            ("mpi", dist.is_mpi_available()),
-        )
-        if has
-    ]
-    return DoctorCheck("collectives", "works", ", ".join(names), required=True)
+    known = {
+        "gloo": dist.is_gloo_available(),
+        "nccl": dist.is_nccl_available(),
+        "mpi": dist.is_mpi_available(),
+    }
+    names = ", ".join(name for name, is_there in known.items() if is_there)
+    return DoctorCheck("collectives", "works", names, required=True)
 
 
 def _telemetry() -> DoctorCheck:
