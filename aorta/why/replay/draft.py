@@ -24,11 +24,6 @@ class Draft:
     """Things that a change could not do, or assumed."""
 
     @classmethod
-    def from_graph(cls, graph: TraceGraph) -> "Draft":
-        slowdown = contention(graph)
-        return cls(graph, list(slowdown.length_ns), slowdown)
-
-    @classmethod
     def as_measured(cls, graph: TraceGraph) -> "Draft":
         """Kernels as long as they were, whatever runs beside them: for changes that hardly move them."""
         return cls(graph, list(graph.arcs.length_ns), contention(graph), has_contention=False)

@@ -15,7 +15,7 @@ import numpy as np
 from aorta.errors import ReplayError
 from aorta.timeline.arrays import Flags, Ints
 from aorta.why.replay.changes.change import Change
-from aorta.why.replay.contention import Contention
+from aorta.why.replay.contention import Contention, contention
 from aorta.why.replay.draft import NEVER, Draft
 from aorta.why.replay.graph import (
     ArcKind,
@@ -79,7 +79,8 @@ def replay(step: StepGraph, changes: Sequence[Change] = ()) -> Replayed:
 
 def drafted(step: StepGraph, changes: Sequence[Change]) -> Draft:
     """The lengths of the step's graph with these changes."""
-    draft = Draft.from_graph(step.trace)
+    slowdown = contention(step.trace)
+    draft = Draft(step.trace, list(slowdown.length_ns), slowdown)
     for change in changes:
         change.apply(draft)
     return draft

@@ -167,7 +167,7 @@ def program_code(
     yield from _compiles(whole, account, samples)
     if "anomaly" in program_of(judged.noted)[0]:
         in_stacks = Seen.where(samples, lambda one: one.leaf_is(_keeps_a_stack))
-        yield _anomaly(judged, account, samples, *in_stacks.common_ms(whole, account))
+        yield _anomaly(judged, account, *in_stacks.common_ms(whole, account))
     for num, seen in _waits_in_passes(judged, account, samples):
         ms, num_samples = seen.common_ms(whole, account)
         facts: dict[str, Any] = {"at": seen.first, "often": f"{num:.0f}", "read_ms": float(ms.mean())}
@@ -372,7 +372,7 @@ def _keeps_a_stack(leaf: StackFrame) -> bool:
     return not leaf.is_program and leaf.function.startswith(TRACEBACKS)
 
 
-def _anomaly(judged: Run, account: Account, samples: list[Samples], ms: Floats, num: int) -> CauseFinding:
+def _anomaly(judged: Run, account: Account, ms: Floats, num: int) -> CauseFinding:
     """The stacks that it keeps of operators, as samples show, and its checks of each gradient in the backward
     pass: on a device, whose answers the host waits for, the idle time of that. On a CPU both are within the
     passes, and no sample finds code that holds the interpreter's lock: half of the rest is told, and no more
