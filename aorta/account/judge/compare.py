@@ -62,6 +62,11 @@ def compare(
         for name, row in rows.items()
     }
     of_main = rows.get(main)
+    of_pairs = None if of_main is None else of_main.pairs
+    states, pairings = "", list[str]()
+    if of_pairs is not None:
+        pairings = [told(reference, candidate, of_pairs) for told in (pairing_text, state_text)]
+        states = states_text(reference, candidate, of_pairs, matters, spread) if main == MAIN else ""
     change = None if of_main is None else _change(of_main, rows.get(MAIN), work)
     parts = None if change is None else decompose(reference, candidate, work, change)
     if main in metrics and work is None and (rare := rare_text(reference, candidate, metrics[main], matters)):
@@ -79,20 +84,9 @@ def compare(
         notes=[
             *_program_notes(reference, candidate),
             *work_notes(reference, candidate, work),
-            *(
-                [text]
-                if of_main
-                and of_main.pairs
-                and main == MAIN
-                and (text := states_text(reference, candidate, of_main.pairs, matters, spread))
-                else []
-            ),
+            *filter(None, [states]),
             *comparison_notes(reference, candidate, metrics, parts, main),
-            *(
-                text
-                for of_pairs in (pairing_text, state_text)
-                if of_main and of_main.pairs and (text := of_pairs(reference, candidate, of_main.pairs))
-            ),
+            *filter(None, pairings),
             *method_notes(reference, candidate, metrics, len(judged), main),
         ],
         main=main,

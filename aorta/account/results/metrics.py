@@ -86,6 +86,7 @@ def quantile_metric(values: Floats, share: float, unit: str) -> Metric:
         high = float(ordered[min(math.ceil(high_place / effective * num), num) - 1])
     error = (high - low) / (2 * NORMAL_95) if low is not None and high is not None else None
     sides = [name for name, bound in (("lower", low), ("upper", high)) if bound is None]
+    unbound = f"no {' and no '.join(sides)} bound from {effective} independent iterations"
     return Metric(
         value=value,
         unit=unit,
@@ -94,9 +95,7 @@ def quantile_metric(values: Floats, share: float, unit: str) -> Metric:
         error=error,
         freedom=None if error is None else max(effective / 2, 1.5),
         num=num,
-        reason=f"no {' and no '.join(sides)} bound from {effective} independent iterations"
-        if sides
-        else None,
+        reason=unbound if sides else None,
     )
 
 

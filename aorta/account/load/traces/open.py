@@ -80,14 +80,13 @@ def load_traces(
     possible = Counter[str]()
     for summary in summaries:
         possible.update(summary.possible_comm_ms)
+    inventory = partial(rank_inventory, reading=reading)
     run = msgspec.structs.replace(
         run,
         possible_comm_ms={name: ms / len(summaries) for name, ms in possible.most_common()},
         updates=any(summary.updates for summary in summaries),
         kernels=partial(kernels_of, source, reading),
-        inventories=[*map_ranks(partial(rank_inventory, reading=reading), source, jobs=jobs)]
-        if reading.operators
-        else [],
+        inventories=[*map_ranks(inventory, source, jobs=jobs)] if reading.operators else [],
     )
     run.notes[:0] = [*source.notes, *notes, *trace_notes(summaries)]
     if unsure := comm_evidence(run).note:
