@@ -220,12 +220,8 @@ def write_report(
         first = next((path for path in files if path.suffix == ".html"), summary_path)
         beside = f" and {counted(len(files) - 1, 'other file')}" if len(files) > 1 else ""
         wrote = [f"wrote {first}{beside}"]
-    ends = [
-        *left_out,
-        *wrote,
-        *_older_files(output, files),
-    ]
-    texts = [*_texts(report, gate, outputs.long), "\n".join(ends)]
+    ends = "\n".join([*left_out, *wrote, *_older_files(output, files)])
+    texts = [*_texts(report, gate, outputs.long), ends]
     return Written(_printable("\n\n".join(texts)), report, gate)
 
 
