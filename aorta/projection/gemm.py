@@ -115,13 +115,13 @@ class TileGemm:
         tried = self._candidates(size, limit, self._memory_s(size, size.bytes_read, size.bytes_written))
         best = int(np.argmin(tried.total_s))
         launch_s = self.hardware.launch.kernel_s
+        if _unaligned(size):
+            sureness = RatioInterval(low=sureness.low, high=sureness.high * UNALIGNED_HIGH)
         self._estimates[size] = estimate(
             float(tried.total_s[best]) + launch_s,
             _bound(tried, best, launch_s),
             "gemm tile",
-            RatioInterval(low=sureness.low, high=sureness.high * UNALIGNED_HIGH)
-            if _unaligned(size)
-            else sureness,
+            sureness,
         )
         return self._estimates[size]
 

@@ -24,7 +24,6 @@ STREAMS = {
     "cp": "context",
     **dict.fromkeys(("dp", "edp", "copies"), "data_parallel"),
 }
-KERNEL_OPS = (GemmOp, AttentionOp)
 MOST_PARTS = 6
 """Operations of one compute task: the host is seen to issue them in groups of at most that many."""
 BEFORE = -1
@@ -165,7 +164,7 @@ class Lanes:
                 if seconds > 0:
                     self._collective(op, priced, plan, deferred)
                 continue
-            if deferred and isinstance(op, KERNEL_OPS):
+            if deferred and isinstance(op, (GemmOp, AttentionOp)):
                 self.flush()
                 self.compute(op.name, category, seconds)
                 self.flush()
