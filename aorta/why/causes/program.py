@@ -27,16 +27,8 @@ PROGRAM = (
     *("workers_0", "workers", "workers_new", "pinned", "buckets_small", "no_buffers", "bucket_view"),
     *("blocks", "resharded_not", "reduced_narrow", "gathered_narrow", "foreach_off", "many_groups"),
     *("fused", "optimizer_of_another", "never_fused", "unfused", "anomaly", "no_core", "short_batch"),
-    *(
-        "whole_batches",
-        "cuda_graphs",
-        "own_crowd",
-        "one_thread",
-        "few_threads",
-        "comm_hook",
-        "prefetched",
-        "sliced",
-    ),
+    *("whole_batches", "cuda_graphs", "own_crowd", "one_thread", "few_threads", "comm_hook"),
+    *("prefetched", "sliced"),
     *("expandable", "offloaded", "foreach", "buckets_usual", "iterated_anew", "own_threads"),
     *("items_on_device", "takes_sparse", "omp_thread", "rows", "dispatched", "own_sampler"),
 )

@@ -20,7 +20,6 @@ OPTIMIZER_SCOPE = re.compile(r"Optimizer\.|optimizer|clip_grad", re.IGNORECASE)
 SHARDING_SCOPE = re.compile(r"FSDP::(?!cast_forward_inputs)|torch::autograd::AccumulateGrad|Reducer")
 """Scopes that gather parameters or reduce gradients: work that does not depend on the batch."""
 OPTIMIZER = "optimizer"
-ELEMENTWISE = "elementwise"
 FOREACH = "aten::_foreach_"
 """Operators over lists of tensors."""
 
@@ -203,7 +202,7 @@ def work_class(name: str, program: str, unit: str) -> str:
         return OPTIMIZER
     label = kernel_class(name)
     if label == OPTIMIZER and FOREACH in program and not SHARDING_SCOPE.search(scope):
-        return ELEMENTWISE  # clipping gradients, say: an optimizer's step has an annotation of its own
+        return "elementwise"  # clipping gradients, say: an optimizer's step has an annotation of its own
     return COPY if label == OPTIMIZER and SHARDING_SCOPE.search(scope) else label
 
 

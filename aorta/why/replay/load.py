@@ -29,9 +29,6 @@ from aorta.why.replay.activity import (
 from aorta.why.replay.build import build
 from aorta.why.replay.graph import StepGraph, TraceGraph
 
-SYNC_CATEGORY = "cuda_sync"
-
-
 # ---- from files to graphs ------------------------------------------------------------------------
 
 
@@ -130,7 +127,7 @@ def read_activity(
             _stream(e.args.wait_on_stream),
             e.args.event if isinstance(e.args.event, int) else None,
         )
-        for e in by_category[SYNC_CATEGORY]
+        for e in by_category["cuda_sync"]
         if e.args is not None and e.args.correlation is not None
     ]
     annotations = by_category["user_annotation"]
