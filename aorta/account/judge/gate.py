@@ -156,11 +156,7 @@ def check_budget(limits: list[Limit], report: Report) -> Gate:
     for limit in limits:
         if limit.is_ratio and report.comparison is not None:
             compared_metric = report.comparison.metrics.get(limit.metric)
-            compared = [
-                shown_dataset
-                for shown_dataset in (report.reference, report.candidate)
-                if shown_dataset is not None
-            ]
+            compared = [*filter(None, (report.reference, report.candidate))]
             checked.append(
                 _enough(_check_ratio(limit, report.comparison.candidate, compared_metric), compared)
             )

@@ -190,10 +190,7 @@ def _row(
         return msgspec.structs.replace(row, verdict="cannot tell", reason=f"{side}: not measured: {reason}")
     estimates = [[_estimate(metric) for metric in side] for side in (old, new)]
     measured = [[side_estimate for side_estimate in side if side_estimate is not None] for side in estimates]
-    if any(
-        len(estimates_known) < len(side) or not estimates_known
-        for estimates_known, side in zip(measured, estimates, strict=True)
-    ):
+    if not all(known and len(known) == len(side) for known, side in zip(measured, estimates, strict=True)):
         reason = next((m.reason for m in (*old, *new) if m.error is None and m.reason), "no interval")
         verdict: Verdict = "not judged" if name == "latency_p95_ms" else "cannot tell"
         return msgspec.structs.replace(row, verdict=verdict, reason=reason)

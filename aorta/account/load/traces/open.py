@@ -189,9 +189,7 @@ def trace_notes(summaries: Sequence[RankSummary]) -> list[str]:
     for finding, ranks in sorted(ranks_by_finding.items(), key=lambda item: item[0].severity != "warning"):
         text = f"{finding.severity}: {finding.text}"
         lines.append(text if len(ranks) == len(summaries) else f"{text} (rank {ranks_text(ranks)})")
-    cut: dict[int, str] = {}
-    for summary in summaries:
-        cut.update(summary.truncated)
+    cut = {step: reason for summary in summaries for step, reason in summary.truncated.items()}
     lines += [f"note: step {step} may be cut off: {reason}" for step, reason in sorted(cut.items())]
     if summaries and all(not summary.facts.steps for summary in summaries):
         lines.append("note: the trace marks no steps: the whole trace counts as one step")
