@@ -17,7 +17,7 @@ from aorta.account.judge.judged import dataset, judge
 from aorta.account.judge.ranks import Shown, traced
 from aorta.account.judge.summary import summary
 from aorta.account.load.open import load_run
-from aorta.account.model import Causes, Dataset, Progress, Report, Run
+from aorta.account.model import Causes, Dataset, Progress, Report
 from aorta.account.numbers import counted
 from aorta.errors import FINE, ReportError
 from aorta.files import write_whole
@@ -25,7 +25,6 @@ from aorta.page.table import comparison_lines, comparison_table, dataset_table, 
 from aorta.processes import forked
 from aorta.records.files import kernels_name
 from aorta.records.reader import read_kernel_names
-from aorta.records.schema import StepRecord
 from aorta.records.writer import write_json
 from aorta.timeline.ratio import Spread
 
@@ -262,15 +261,13 @@ def _write_perfetto(label: str, single: Dataset, shown: Shown, path: Path) -> No
     run = single.first
     ranks, steps, _ = traced(single.first, shown)
     names = {rank: read_kernel_names(run.path / kernels_name(rank)) for rank in ranks}
-    records = _records(run, ranks, steps)
+    records = (
+        record
+        for rank in ranks
+        for record in run.records(rank)
+        if steps is None or record.global_step in steps
+    )
     write_perfetto(path, label, records, offset_ns=run.clock_offset_ns, kernel_names=names)
-
-
-def _records(run: Run, ranks: Sequence[int], steps: Collection[int] | None) -> Iterator[StepRecord]:
-    for rank in ranks:
-        for record in run.records(rank):
-            if steps is None or record.global_step in steps:
-                yield record
 
 
 def _saved(data: bytes) -> Callable[[Path], None]:
