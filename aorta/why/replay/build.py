@@ -56,8 +56,7 @@ def build(
     activities: Sequence[RankActivity], calls: Sequence[RankCalls], view: RankView | None
 ) -> TraceGraph:
     """The graph of these ranks. calls and view: their collectives, matched, in the same order of ranks."""
-    builder = _Builder(activities, calls, view)
-    return builder.build()
+    return _Builder(activities, calls, view).build()
 
 
 class _Rank:

@@ -149,7 +149,7 @@ def parts_of(run: Run, account: Account, small_launch_ms: float = 0.0) -> Parts:
             ms_by_kind["data"] = cells["data"] + data_waits
     else:
         for kind, tail in account.tails.items():
-            ms_by_kind[kind] = cells[kind] - tail + _delayed(tail)
+            ms_by_kind[kind] = cells[kind] - tail + delayed(tail)
         optimizer = ms_by_kind.get("optimizer", zero)
         bytes_of_optimizer = host.part(BYTES)
         size = np.full_like(zero, np.nan) if bytes_of_optimizer is None else bytes_of_optimizer
@@ -267,8 +267,8 @@ def _sleeps_in_torch(samples: Samples) -> Flags:
     return samples.is_judged & samples.that("sleeps") & within
 
 
-def _delayed(values: Floats) -> Floats:
-    """What lies behind the body of a step delays the next one."""
+def delayed(values: Floats) -> Floats:
+    """[rank, step]: what lies behind the body of a step delays the next one."""
     moved = np.roll(values, 1, axis=1)
     moved[:, 0] = 0.0
     return moved

@@ -40,7 +40,7 @@ from aorta.records.schema import UNLIKE
 from aorta.timeline.arrays import Flags, Floats
 from aorta.why.causes.code_lines import line_of
 from aorta.why.causes.finding import ANY_CELL, WAIT, CauseFinding, of_one_rank, steps_with
-from aorta.why.causes.losses.parts import Parts, longest_of
+from aorta.why.causes.losses.parts import Parts, delayed, longest_of
 from aorta.why.causes.losses.program_code import dealt, own_of_rank
 
 IN_TURN = "different ranks in turn"
@@ -193,9 +193,7 @@ def _explained(
     explained = np.minimum(excess, left)
     left -= explained
     # What comes behind the last collective of a step delays the others in the next one.
-    carried = np.roll(excess - explained, 1, axis=1)
-    carried[:, 0] = 0.0
-    later = np.minimum(carried, left)
+    later = np.minimum(delayed(excess - explained), left)
     left -= later
     explained = explained + later
     by_rank = explained.sum(axis=1)

@@ -20,7 +20,8 @@ def parse_change(text: str) -> Change:
             _check(words, match)
             return form.make(match)
     match = _CLASS.fullmatch(words)
-    if match is not None and not _is_word_of_a_form(match["label"]):
+    first_words = {form.example.split()[0] for form in FORMS}
+    if match is not None and match["label"].lower() not in first_words:
         _check(words, match)
         return kernels.kernel_class_change(words, match["label"], float(match["factor"]))
     examples = [form.example for form in FORMS] + [f"{label} x0.8" for label in kernels.CLASSES]
@@ -48,7 +49,3 @@ def _check(text: str, match: re.Match[str]) -> None:
         value = match.groupdict().get(name)
         if value is not None and float(value) > LARGEST:
             raise ReplayError(f"{text!r}: {name} {value} is more than {LARGEST:g}")
-
-
-def _is_word_of_a_form(word: str) -> bool:
-    return any(form.example.split()[0] == word.lower() for form in FORMS)
