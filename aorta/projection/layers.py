@@ -437,14 +437,11 @@ def output(model: Model, plan: Plan) -> PassOps:
             Elementwise("grad_to_bf16", "dgrad", 4 * logits, 2 * logits),
         ]
     backward += list(backward_gemms(linear, plan, fp8=False))
+    size = stream_bytes(model, plan)
     if split and not plan.sequence_parallel:
-        backward.append(
-            CollectiveOp("output_grad_sum", "dgrad", "all_reduce", "tp", stream_bytes(model, plan))
-        )
+        backward.append(CollectiveOp("output_grad_sum", "dgrad", "all_reduce", "tp", size))
     elif split:
-        backward.append(
-            CollectiveOp("output_grad_scatter", "dgrad", "reduce_scatter", "tp", stream_bytes(model, plan))
-        )
+        backward.append(CollectiveOp("output_grad_scatter", "dgrad", "reduce_scatter", "tp", size))
     return PassOps(tuple(forward), (*backward, *norm.backward))
 
 

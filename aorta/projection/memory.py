@@ -284,11 +284,8 @@ def _static(rank_params: _RankParams, plan: Plan) -> dict[str, float]:
         parts["gradients"] += grad * params / grads_over
         parts["optimizer"] += state * params / states_over
     if plan.low_precision and plan.stack == "megatron":
-        parts["fp8_weights"] = (
-            2
-            * (rank_params.dense + rank_params.expert - rank_params.ends)
-            / (plan.shard_ranks if plan.is_fsdp else 1)
-        )
+        layer_params = rank_params.dense + rank_params.expert - rank_params.ends
+        parts["fp8_weights"] = 2 * layer_params / (plan.shard_ranks if plan.is_fsdp else 1)
     return parts
 
 

@@ -229,13 +229,8 @@ def exposed_edges_s(row: list[Stage], chunks: list[list[Chunk]], plan: Plan, pri
                     exchange.reduce(lanes, unit, None)
                 elif plan.sharding != "ddp":
                     exchange.gather(lanes, unit, ())
-            seconds.append(
-                [
-                    (task.seconds, max(1.0, slow * task.link_share))
-                    for task in lanes.tasks
-                    if task.stream != "compute"
-                ]
-            )
+            tasks = [task for task in lanes.tasks if task.stream != "compute"]
+            seconds.append([(task.seconds, max(1.0, slow * task.link_share)) for task in tasks])
         window = slowest * ((1 - share) if reduces else share)
         clock = 0.0
         # The last (or first) bucket of the rank has nothing left to hide behind.
