@@ -254,16 +254,8 @@ def _ratio_marks(ratio: float, interval: ConfidenceInterval | None, reach: float
 
     marks = [tag("line", x1="50%", x2="50%", y1="0", y2="18", class_="axis")]
     if interval is not None:
-        marks.append(
-            tag(
-                "line",
-                x1=place(interval.low),
-                x2=place(interval.high),
-                y1="9",
-                y2="9",
-                class_=f"interval v-{kind}",
-            )
-        )
+        low, high = place(interval.low), place(interval.high)
+        marks.append(tag("line", x1=low, x2=high, y1="9", y2="9", class_=f"interval v-{kind}"))
     if abs(math.log(ratio)) <= reach * (1 + 1e-9):
         return [*marks, tag("circle", cx=place(ratio), cy="9", r="3.5", class_=f"v-{kind}")]
     sign, x, anchor = ("\u25b6", "100%", "end") if ratio > 1 else ("\u25c0", "0%", "start")

@@ -140,11 +140,8 @@ def _caused(dataset: Dataset) -> Floats:
 def _packed(metric: HeatMetric, edges: Ints, judged: Run) -> dict[str, Any]:
     means = _means(metric.values, edges)
     judged_values = metric.values[:, judged.judged_steps]
-    finite = (
-        judged_values[np.isfinite(judged_values)]
-        if np.isfinite(judged_values).any()
-        else means[np.isfinite(means)]
-    )
+    is_known = np.isfinite(judged_values)
+    finite = judged_values[is_known] if is_known.any() else means[np.isfinite(means)]
     low, high = (float(x) for x in np.percentile(finite, (100 - ROBUST, ROBUST)))
     if metric.name == "caused_ms":
         low = 0.0
