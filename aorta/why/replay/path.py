@@ -164,12 +164,9 @@ class _Path:
 
     def _waited(self, call: int) -> float:
         """Time for which a call kept the host waiting."""
-        arcs = self.replayed.arcs_by_target[
-            self.replayed.first_arc[2 * call + 1] : self.replayed.first_arc[2 * call + 2]
-        ]
-        lengths = [
-            self.replayed.length_ns[arc] for arc in arcs if self.replayed.arcs.kind[arc] == ArcKind.CALL
-        ]
+        replayed = self.replayed
+        arcs = replayed.arcs_by_target[replayed.first_arc[2 * call + 1] : replayed.first_arc[2 * call + 2]]
+        lengths = [replayed.length_ns[arc] for arc in arcs if replayed.arcs.kind[arc] == ArcKind.CALL]
         return self.time[2 * call + 1] - self.time[2 * call] - max(lengths, default=0.0)
 
     def _sync_subject(self, call: int) -> str:

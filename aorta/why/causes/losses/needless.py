@@ -333,9 +333,8 @@ def loss_loop(judged: Run, account: Account) -> Iterator[CauseFinding]:
         facts |= {"launched": launched, "spared_ms": launch_ms or None, "num_launched": num}
         of_launches = launch_ms / (part_ms + launch_ms)
         takes: dict[tuple[str, ...], float] = {WORK: 1 - of_launches, ("launch",): of_launches}
-        yield CauseFinding(
-            "compute", np.full_like(work_ms_of(account), part_ms + launch_ms), takes, facts=facts
-        )
+        both_ms = np.full_like(work_ms_of(account), part_ms + launch_ms)
+        yield CauseFinding("compute", both_ms, takes, facts=facts)
         return
     taken = 1 + account.mean_ms("core_taken") / max(account.mean_ms(*WORK), 1e-9)
     # Of what ranks compute, and as much of what others take of their cores meanwhile.

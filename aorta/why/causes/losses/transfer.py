@@ -174,20 +174,18 @@ def transfer(judged: Run, parts: Parts, exposed: Exposed, details: Exposure | No
             if parts.on_device:
                 bound = 1 - _add_launches(finding, judged, parts, exposed, details, repeats)
                 beyond_ms = (1 - 1 / repeats) * shares[op] * float((transfer_ms - delaying_ms).mean())
-                finding.facts["unqueued_ms"] = (
-                    beyond_ms if beyond_ms > WORTH_SAYING * finding.mean_ms else None
-                )
+                is_large = beyond_ms > WORTH_SAYING * finding.mean_ms
+                finding.facts["unqueued_ms"] = beyond_ms if is_large else None
                 # A host that nothing holds up by recording may be ahead where it was late.
                 slowed_ms = max(parts.account.recorded_ms - parts.account.mean_step_ms, 0.0)
                 finding.more_ms = min(beyond_ms, slowed_ms)
                 if finding.more_ms > WORTH_SAYING * finding.mean_ms:
                     finding.facts["slowed_ms"] = slowed_ms
             left = left * (1 - shares[op] * (1 - 1 / repeats))
+            is_one_update = details is not None and details.num_updates == 1
             finding.facts |= {
                 "what": f"gradients, reduced {repeats} times for one update ({op})",
-                "pass_ms": parts.account.mean_step_ms / repeats
-                if details and details.num_updates == 1
-                else None,
+                "pass_ms": parts.account.mean_step_ms / repeats if is_one_update else None,
             }
             _take_what_hides(finding, judged, op, repeats, bound)
             yield finding
