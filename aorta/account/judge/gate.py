@@ -157,9 +157,8 @@ def check_budget(limits: list[Limit], report: Report) -> Gate:
         if limit.is_ratio and report.comparison is not None:
             compared_metric = report.comparison.metrics.get(limit.metric)
             compared = [*filter(None, (report.reference, report.candidate))]
-            checked.append(
-                _enough(_check_ratio(limit, report.comparison.candidate, compared_metric), compared)
-            )
+            of_ratio = _check_ratio(limit, report.comparison.candidate, compared_metric)
+            checked.append(_enough(of_ratio, compared))
         else:
             checked += [_enough(_check_absolute(limit, dataset), [dataset]) for dataset in sides]
     return Gate(checked)

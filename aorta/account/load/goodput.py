@@ -120,14 +120,13 @@ def _of_attempt(
     elapsed_s = (next_ns - start_ns) / 1e9
     restart_s = (next_ns - end_ns) / 1e9
     known_s = counted_s + redone_s + checkpoint_s + evaluation_s + tail_s + restart_s
+    start_up_s = max(0.0, elapsed_s - known_s)  # the first step's start, less what was dropped of the lines
     return Goodput(
         attempt=attempt.attempt,
         elapsed_s=elapsed_s,
         counted_s=counted_s,
         redone_s=redone_s,
-        start_up_s=max(
-            0.0, elapsed_s - known_s
-        ),  # the first step's start, less what was dropped of the lines
+        start_up_s=start_up_s,
         checkpoint_s=checkpoint_s,
         evaluation_s=evaluation_s,
         hang_s=tail_s if hung else 0.0,

@@ -123,11 +123,8 @@ def _collective(
     algbw = busbw = None
     if collective.bytes:  # neither unknown nor 0, as a barrier's: that has no bandwidth
         algbw = algbw_gb_s(collective.bytes, duration_ms)
-        busbw = (
-            busbw_gb_s(collective.op, collective.bytes, len(collective.ranks), duration_ms)
-            if collective.ranks
-            else None
-        )
+        if collective.ranks:
+            busbw = busbw_gb_s(collective.op, collective.bytes, len(collective.ranks), duration_ms)
     launch_ms = None
     if collective.launch_unix_ns is not None:
         launch_ms = (collective.launch_unix_ns - origin_ns) / NS_PER_MS - start_ms
