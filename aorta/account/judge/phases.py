@@ -9,7 +9,15 @@ import numpy as np
 from aorta.account.cause import CodeLine
 from aorta.account.judge.cells import account_of, is_device_busy
 from aorta.account.judge.profiles import sampled_ranks
-from aorta.account.judge.stacks import MOST, Samples, heaviest, is_a_loss, is_a_wait, samples_of
+from aorta.account.judge.stacks import (
+    MOST,
+    Samples,
+    behind_last_step,
+    heaviest,
+    is_a_loss,
+    is_a_wait,
+    samples_of,
+)
 from aorta.account.judge.workers import loader_work
 from aorta.account.load.rank.phases import BYTES, PHASES, PREFIX, STEP
 from aorta.account.model import Run, once_of_run
@@ -137,12 +145,10 @@ def line_of_evaluation(judged: Run) -> CodeLine | None:
 def line_after_last_step(judged: Run) -> CodeLine | None:
     """The line of the program that most of what comes behind the last step's body is in: a trainer that
     closes, a last checkpoint."""
-    whole = judged.whole or judged
-    samples = samples_of(whole, judged.ranks[0])
+    samples = samples_of(judged.whole or judged, judged.ranks[0])
     if samples is None:
         return None
-    is_last = samples.rows[:, 0] == whole.global_step.max()
-    found = heaviest(samples.chosen(is_last & samples.at("behind_body")))
+    found = heaviest(samples.chosen(behind_last_step(judged, samples.rows)))
     return found if found is not None and found.num_samples >= FEWEST else None
 
 

@@ -147,9 +147,7 @@ def samples_of(run: Run, rank: int) -> Samples | None:
     order = np.argsort(steps)
     place = np.minimum(np.searchsorted(steps, rows[:, 0], sorter=order), len(steps) - 1)
     column = np.where(steps[order][place] == rows[:, 0], order[place], -1)
-    # No step ends the time behind the last one, in which the program may save and close for long.
-    is_last = rows[:, 0] == (run.whole or run).global_step.max()
-    column[is_last & (rows[:, 1] == PLACES.index("behind_body"))] = -1
+    column[behind_last_step(run, rows)] = -1
     if run.noted.work is None or not run.noted.work.zeroed_bytes:
         rows = _as_before_zero_grad(stacks, rows, column >= 0)
     sampled_us = float(rows[column >= 0, 6].sum())
@@ -158,6 +156,14 @@ def samples_of(run: Run, rank: int) -> Samples | None:
         return None
     ms = np.asarray(rows[:, 6] * (float(np.nanmean(lengths)) / sampled_us), dtype=np.float64)
     return Samples(stacks, column, _as_long(ms, column, lengths, steps), rows)
+
+
+def behind_last_step(run: Run, rows: Ints) -> Flags:
+    """Of samples: no step ends the time behind the last one, in which the program may save and close for
+    long."""
+    is_last = rows[:, 0] == (run.whole or run).global_step.max()
+    result: Flags = is_last & (rows[:, 1] == PLACES.index("behind_body"))
+    return result
 
 
 def _as_before_zero_grad(stacks: Stacks, rows: Ints, is_judged: Flags) -> Ints:
