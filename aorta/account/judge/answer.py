@@ -69,6 +69,12 @@ def statistic_beside_step(dataset: Dataset, metric: str) -> Statistic | None:
     return found if beside.median is None else beside
 
 
+def statistics_beside_step(dataset: Dataset) -> dict[str, Statistic]:
+    """All of its metrics so."""
+    beside = {name: statistic_beside_step(dataset, name) for name in PER_TIME}
+    return {**dataset.statistics, **{name: found for name, found in beside.items() if found is not None}}
+
+
 def _of_mean_step(run: Run, metric: str) -> Statistic:
     values = run.values(metric)
     weights = np.ones_like(values) if metric == ENERGY else run.values("step_ms")

@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from aorta.account.judge.answer import PER_TIME, dataset_answer, losses, statistic_beside_step
+from aorta.account.judge.answer import dataset_answer, losses, statistics_beside_step
 from aorta.account.judge.cells import account_of
 from aorta.account.judge.judged import is_unlike, judge, missing, why_missing
 from aorta.account.judge.phases import phases_of
@@ -90,10 +90,6 @@ def _add_observed(summary: dict[str, Any], dataset: Dataset, causes: Causes | No
 
 def _dataset_summary(dataset: Dataset) -> dict[str, Any]:
     result = _run_summary(dataset.runs[0]) | {"leading": "raw"}
-    beside = {name: statistic_beside_step(dataset, name) for name in PER_TIME}
-    result["steps"] = dataset.statistics | {
-        name: found for name, found in beside.items() if found is not None
-    }
     if len(dataset.runs) > 1:
         runs = [_run_summary(run) | {"path": str(run.path)} for run in dataset.runs]
         for run in runs:
@@ -105,6 +101,7 @@ def _dataset_summary(dataset: Dataset) -> dict[str, Any]:
         result["not_measured"] |= unlike
         result |= {
             "ranks": {str(rank): {"total": _sum_of_totals(dataset, rank)} for rank in dataset.first.ranks},
+            "steps": statistics_beside_step(dataset),
             "num_steps": sum(run.num_judged for run in dataset.runs),
             "warmup": {
                 "num_steps": sum(run.num_warmup for run in dataset.runs),
@@ -122,7 +119,7 @@ def _run_summary(run: Run) -> dict[str, Any]:
     result: dict[str, Any] = {
         "source": run.source,
         "ranks": {str(rank): {"total": total} for rank, total in run.totals.items()},
-        "steps": run.statistics,
+        "steps": statistics_beside_step(Dataset(run.label, [run], run.statistics)),
         "num_steps": run.num_judged,
         "warmup": {"num_steps": run.num_warmup, "rule": run.warmup_rule},
         "host_bound_steps": host_bound_steps(run),

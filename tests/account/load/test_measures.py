@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 
 import numpy as np
 import pytest
@@ -114,6 +115,10 @@ def test_work_per_time_is_of_the_mean_step_where_single_ones_only_launch(tmp_pat
     assert report.summary["datasets"]["a"]["steps"]["mfu"].median == pytest.approx(0.8)
     of_two = dataset("two", 2 * report.datasets["a"].runs)
     assert re.search(r"^MFU, mean +80.0 %$", dataset_table(of_two), re.M)
+    again = shutil.copytree(tmp_path / "a", tmp_path / "b")
+    twice = make_report([tmp_path / "a", again], ["two", "two"]).summary["datasets"]["two"]
+    for one in (twice, *twice["runs"]):
+        assert one["steps"]["mfu"].median == pytest.approx(0.8)
 
 
 def test_ranks_of_one_tensor_parallel_group_share_their_tokens(tmp_path):
