@@ -51,7 +51,7 @@ from aorta.attach.meta_copies import (
 )
 from aorta.attach.needless_batches import FrozenModules, NeedlessBatches, some_of, unwrapped
 from aorta.attach.needless_operators import Table
-from aorta.attach.program import ALIGNED
+from aorta.attach.program import ALIGNED, float32_matmul_precision
 from aorta.record.collective_names import compiled_frames
 from aorta.record.interception.replaced import left_uncompiled, uncompiled
 from aorta.records.libraries import OWN, PYTHON, library_of
@@ -891,7 +891,7 @@ def _precision(dtype: torch.dtype, cast: Counter[torch.dtype | None]) -> str | N
     autocast makes of them."""
     ((most, _),) = cast.most_common(1) or ((None, 0),)
     dtype = most or dtype
-    if dtype == torch.float32 and torch.get_float32_matmul_precision() != "highest":
+    if dtype == torch.float32 and float32_matmul_precision(torch) != "highest":
         return "tf32"
     return {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}.get(dtype)
 

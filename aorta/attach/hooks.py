@@ -824,7 +824,7 @@ class Attachment:
         self.detach()
         if session is not None:
             try:
-                session.abandon()
+                session.abandon(reason)
             except Exception as error:
                 say(f"{type(error).__name__}: {error}")
 

@@ -162,7 +162,16 @@ class ProgramNotes:
         return kind[-1]
 
     def read_modes(self, torch: Any) -> None:
-        """Read switches of torch that cost time; called within the loop, where they are in force."""
+        """Read switches of torch that cost time; called within the loop, where they are in force.
+
+        What raises leaves the rest unread, and its reason: no recording ends for that.
+        """
+        try:
+            self._read_modes(torch)
+        except Exception as error:
+            self._modes["unread"] = f"{type(error).__name__}: {error}"
+
+    def _read_modes(self, torch: Any) -> None:
         dynamo = sys.modules.get("torch._dynamo.utils")
         counters = getattr(dynamo, "counters", {})
         frames = counters.get("frames", {}).get("ok", 0)  # but those with fullgraph=True
@@ -172,7 +181,7 @@ class ProgramNotes:
         hooks = [hook for one in self._replicas for hook, _ in getattr(one, "_comm_hooks", None) or ()]
         self._modes = {
             "anomaly_detection": torch.is_anomaly_enabled(),
-            "float32_matmul_precision": torch.get_float32_matmul_precision(),
+            "float32_matmul_precision": float32_matmul_precision(torch),
             "compiled_frames": int(frames or counters.get("stats", {}).get("unique_graphs", 0)),
             "cuda_graphs": any(isinstance(one, dict) and one.get("triton.cudagraphs") for one in configs),
             "comm_hook": bool(hooks),
@@ -333,6 +342,15 @@ def _profiled_call_ns() -> float:
         if profile is not None:
             profile.disable()
     return max(min(took_ns[1::2]) - min(took_ns[::2]), 0) / 1000
+
+
+def float32_matmul_precision(torch: Any) -> str:
+    """'highest', 'high' or 'medium'. Where a program sets one backend's precision, as
+    TrainingArguments(tf32=True) does, torch's function raises: that of CUDA's products, then."""
+    try:
+        return str(torch.get_float32_matmul_precision())
+    except RuntimeError:
+        return "high" if torch.backends.cuda.matmul.fp32_precision == "tf32" else "highest"
 
 
 def _apart(work: Callable[..., float], *given: Any) -> float | None:

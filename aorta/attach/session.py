@@ -230,8 +230,9 @@ class AttachedSession:
         if error is None:
             atexit.register(_left_after, recorder)
 
-    def abandon(self) -> None:
-        """Close the recorder and leave what it has; nothing if it has no step."""
+    def abandon(self, reason: str | None) -> None:
+        """Close the recorder and leave what it has; nothing if it has no step. reason: None where another
+        recorder takes over."""
         recorder, self._recorder = self._recorder, None
         Interception.give_way = None
         if recorder is None:
@@ -241,7 +242,7 @@ class AttachedSession:
         self._stop_waiting_for_training()
         if self._capture is not None:
             self._capture.close()
-        recorder.close(timeout_s=5.0)
+        recorder.abandon(reason)
         if self._num_steps == self._first_number:
             names = [steps_name(recorder.rank)] + (["run.json"] if recorder.rank == 0 else [])
             for name in names:

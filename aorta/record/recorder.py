@@ -310,6 +310,16 @@ class Recorder:
         (error,) = self._exit_error or (sys.exc_info()[1],)
         self._close(error, timeout_s)
 
+    def abandon(self, reason: str | None) -> None:
+        """Close while the program goes on.
+
+        reason: an error of aorta's own; None: another recorder takes over.
+        """
+        if reason is not None:
+            self._stopped_by = f"an error of aorta's own, behind which the program went on: {reason}"
+        self._exit_error = (None,)  # what is being handled is no end of the program
+        self.close(timeout_s=5.0)
+
     def stopped(self, reason: str) -> None:
         """Note that the run was asked to end early. reason: by what, such as a signal's name."""
         self._stopped_by = reason

@@ -26,6 +26,7 @@ from aorta.attach.settings import AttachSettings
 from aorta.hazards.findings import read_checked
 from aorta.record.interception.switch import Interception
 from aorta.record.open_steps import OpenSteps
+from aorta.records.endings import ending_text
 from aorta.records.reader import read_run
 from aorta.records.schema import RunRecord, StepRecord
 
@@ -492,6 +493,29 @@ def test_what_fails_takes_the_instrument_off_and_not_the_script(
     with pytest.raises(FileNotFoundError):  # nothing was recorded
         attached("plain")
     assert capfd.readouterr().err.count("ValueError: planted; recording ends here, the program goes on") == 1
+
+
+@pytest.mark.heavy
+def test_a_run_that_an_error_of_aortas_own_ends_has_not_crashed(
+    attached: Attach, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    from aorta.attach.session import AttachedSession
+
+    ended = AttachedSession.optimizer_ended
+
+    def broken(session: AttachedSession, *given: Any) -> None:
+        if session._num_steps == 3:
+            raise ValueError("planted")
+        ended(session, *given)
+
+    monkeypatch.setattr(AttachedSession, "optimizer_ended", broken)
+    result = attached("plain")
+    assert len(result.losses) == STEPS
+    (attempt,) = result.run.attempts
+    assert attempt.ending is not None
+    assert ending_text(attempt.ending) == (
+        "stopped by an error of aorta's own, behind which the program went on: ValueError: planted"
+    )
 
 
 def test_what_watches_the_end_of_the_process_is_taken_off(tmp_path: Path) -> None:

@@ -289,6 +289,29 @@ def test_switches_are_read_where_they_are_in_force(notes):
     assert ("bf16" in modes["cpu_multiplies"]) == torch.ops.mkldnn._is_mkldnn_bf16_supported()
 
 
+def test_the_precision_of_products_is_read_where_torch_refuses_to_tell_it(notes):
+    torch.backends.cuda.matmul.fp32_precision = "tf32"
+    try:
+        with pytest.raises(RuntimeError, match="mix of the legacy and new APIs"):
+            torch.get_float32_matmul_precision()
+        notes.read_modes(torch)
+    finally:
+        torch.backends.cuda.matmul.fp32_precision = "none"
+    assert torch.get_float32_matmul_precision() == "highest"
+    modes = notes.described()["modes"]
+    assert (modes["float32_matmul_precision"], "unread" in modes) == ("high", False)
+
+
+def test_a_switch_that_cannot_be_read_leaves_its_reason(monkeypatch, notes):
+    def broken():
+        raise ValueError("planted")
+
+    monkeypatch.setattr(torch, "is_anomaly_enabled", broken)
+    notes.read_modes(torch)
+    notes.read_idle_cores()
+    assert notes.described()["modes"] == {"unread": "ValueError: planted"}
+
+
 def test_what_slows_each_call_or_allocation_is_read_where_it_is_on(notes):
     notes.read_modes(torch)
     off = notes.described()["modes"]["slowed_by"]
