@@ -322,7 +322,8 @@ class _Watched(TorchDispatchMode):
         else:
             self.needless.see(func, args, given, result, (flops, num_bytes), line_of_caller)
             part_masked = self.needless.part_masked(name, given, result)
-            self._by_line.see(func, given, made, (flops, num_bytes), part_masked)
+            again = self.needless.is_repeated
+            self._by_line.see(func, given, made, (flops, num_bytes), part_masked, again)
         return result
 
     def _see_order(self, name: str, args: Any, made: list[torch.Tensor]) -> None:
@@ -348,7 +349,7 @@ class _Watched(TorchDispatchMode):
             self._by_line.see_backward(flops, 0)
         else:
             self.needless.see(func, args, dense, made, (flops, 0), line_of_caller)
-            self._by_line.see(func, dense, [made], (flops, 0), 0.0)
+            self._by_line.see(func, dense, [made], (flops, 0), 0.0, self.needless.is_repeated)
         return made
 
     def _entries_of(self, one: torch.Tensor) -> torch.Tensor:

@@ -72,11 +72,12 @@ MOST_KINDS = 8
 """Of calls with different modules or shapes in a step; a step with more has no number."""
 SEEN_BEFORE = 0.05
 """Of the rows of the steps that were noted, which are few of those of an epoch."""
+OF_CALLS = ("again", "fp32", "fp64", "unread", "inputs", "masked", "repeated", "repeated_bytes")
 OF_SUMS = ("ordered_bytes", "indexed_bytes")
 OF_OPERATORS = (
     *("scores_bytes", "grown_bytes", "unchanged", "unchanged_bytes", "one_hot", "one_hot_bytes"),
     *("zeros", "unused", "merged", "hoisted", "hoisted_bytes", "attention", "causal"),
-    *("repeated", "repeated_bytes", "spread", "unfolded", "unfolded_bytes"),
+    *("spread", "unfolded", "unfolded_bytes"),
 )
 """Of NeedlessOperators, by line, as WorkOfStep calls them."""
 MOST_LINES = 64
@@ -675,9 +676,9 @@ class ModelCalls:
     ) -> dict[str, Any]:
         unread = self._never_updated()
         flops, num_bytes, again_bytes = 0, 0, 0
-        names = ("again", "fp32", "fp64", "unread", "inputs", "masked", *OF_SUMS, *OF_OPERATORS)
+        names = (*OF_CALLS, *OF_SUMS, *OF_OPERATORS)
         sums, tables = {name: Counter[StackFrame | None]() for name in names}, dict[int, Table]()
-        loops, rows = list[OperatorLoop](), list[LineOfWork]()
+        loops, rows, repeated = list[OperatorLoop](), list[LineOfWork](), 0
         for key, kind in kinds.items():
             one, times, line = counted.get(key) or self._count_of(*kind), self._times[key], self._lines[key]
             of_kind = {"again": one.again, "fp32": one.fp32}
@@ -687,6 +688,9 @@ class ModelCalls:
                 rows += [row.times(times) for row in one.by_line.lines(line)]
                 of_kind |= {name: getattr(one.needless, name) for name in OF_OPERATORS}
                 of_kind["masked"] = one.by_line.masked()
+                once_more = one.by_line.repeated()
+                of_kind |= {"repeated": once_more.flops, "repeated_bytes": once_more.num_bytes}
+                repeated += times * once_more.operators
             for number, table in one.needless.tables.items():
                 at = table.line or line
                 num = times * table.num_looked_up + (tables[number].num_looked_up if number in tables else 0)
@@ -715,6 +719,7 @@ class ModelCalls:
             sum(self._times[key] * one.operators[place] for key, one in counted.items()) for place in (0, 1)
         )
         of_bytes["again_launched"] = again / max(operators, 1)
+        of_bytes["repeated_launched"] = repeated / max(operators, 1)
         hoisted, solves, num_solves, checks, num_checks = (
             sum(self._times[key] * getattr(one.needless, name) for key, one in counted.items())
             for name in ("hoisted_launches", "hoisted_solves", "num_solves", "hoisted_checks", "num_checks")

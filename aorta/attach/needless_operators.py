@@ -172,6 +172,8 @@ class NeedlessOperators:
         self.unfolded, self.unfolded_bytes = Counter[StackFrame | None](), Counter[StackFrame | None]()
         """FLOPs of their products with weights, forward and backward, and bytes for these, by line."""
         self._repeated, self._repeated_rows = RepeatedOperators(), RepeatedRows()
+        self.is_repeated: bool | None = None
+        """Of the newest operator of the forward pass, as RepeatedOperators.see."""
         self.merged = Counter[StackFrame | None]()
         """FLOPs for gradients of whole matrices of which small factors train, by line."""
         self._copied_again, self._largest = Counter[StackFrame | None](), Counter[StackFrame | None]()
@@ -222,7 +224,7 @@ class NeedlessOperators:
             (key := one.untyped_storage()._cdata) in self._constant or key in self._of_weights
             for one in given
         )
-        self._repeated.see(func, args, given, result, work, at, is_counted=not of_model)
+        self.is_repeated = self._repeated.see(func, args, given, result, work, of_model)
         self._repeated_rows.see(name, args, given, result, work[0], at, self._is_weight)
         self._see_of_weights(func, args, given, result, work, at)
         self._see_constant(func, given, result, work, at, num_bytes)
@@ -377,15 +379,6 @@ class NeedlessOperators:
         return Counter(
             {line: round(2 * sums[column] * (1 - 1 / times[line])) for line, sums in self._of_line.items()}
         )
-
-    @property
-    def repeated(self) -> Counter[StackFrame | None]:
-        """FLOPs, forward and backward, to compute what the pass has computed before, by line."""
-        return self._repeated.flops
-
-    @property
-    def repeated_bytes(self) -> Counter[StackFrame | None]:
-        return self._repeated.bytes
 
     @property
     def spread(self) -> Counter[StackFrame | None]:

@@ -57,6 +57,8 @@ class _Operator(NamedTuple):
     made_bytes: int
     part_masked: float
     """Of its rows, that it multiplies by zero."""
+    is_repeated: bool | None
+    """As RepeatedOperators.see."""
     called_at: tuple[int, int]
     """Number of the program's innermost function, and the place in it."""
 
@@ -64,6 +66,16 @@ class _Operator(NamedTuple):
     def line(self) -> _Place | None:
         """The program's innermost one."""
         return next((place for place in self.places if place.at is not None), None)
+
+
+class Repeated(NamedTuple):
+    """What a call computes once more from the same, in both passes."""
+
+    operators: int
+    """Beside views."""
+    flops: Counter[StackFrame | None]
+    num_bytes: Counter[StackFrame | None]
+    """By the line whose call does nothing else."""
 
 
 class OddProducts(NamedTuple):
@@ -90,8 +102,8 @@ class OperatorsByLine:
         self._made_by: dict[int, int] = {}
         """The operator that made a storage, and the one of a node of autograd's."""
         self._of_node: dict[int, int] = {}
-        self._backward: dict[int, list[int]] = defaultdict(lambda: [0, 0, 0])
-        """Of each operator: operators of its backward pass, their FLOPs and bytes."""
+        self._backward: dict[int, list[int]] = defaultdict(lambda: [0, 0, 0, 0])
+        """Of each operator: operators of its backward pass, their FLOPs and bytes, and those beside views."""
         self._readers: dict[int, list[int]] = defaultdict(list)
         """Operators that read what one made."""
         self._products: list[tuple[int, int]] = []
@@ -108,9 +120,10 @@ class OperatorsByLine:
         made: list[torch.Tensor],
         work: tuple[int, int],
         part_masked: float,
+        is_repeated: bool | None,
     ) -> None:
         """An operator of the forward pass. work: its FLOPs, and its bytes where it has none. part_masked: of
-        its rows, that it multiplies by zero."""
+        its rows, that it multiplies by zero. is_repeated: as RepeatedOperators.see."""
         number = len(self._operators)
         if number >= MOST_OPERATORS:
             return
@@ -125,6 +138,7 @@ class OperatorsByLine:
             work[1] > 0 and is_direct and not FUSED.isdisjoint(func.tags),
             sum(one.nbytes for one in new),
             part_masked,
+            is_repeated,
             called_at,
         )
         self._operators.append(operator)
@@ -141,7 +155,8 @@ class OperatorsByLine:
                 self._read_otherwise.add(one)
         self._held += new
         self._made_by |= {_storage(one): number for one in new}
-        self._of_node[torch.autograd._get_sequence_nr() - 1] = number  # type: ignore[attr-defined]
+        # An operator without a node of its own comes behind another one's.
+        self._of_node.setdefault(torch.autograd._get_sequence_nr() - 1, number)  # type: ignore[attr-defined]
 
     def see_backward(self, flops: int, num_bytes: int) -> None:
         """An operator of the backward pass."""
@@ -149,7 +164,8 @@ class OperatorsByLine:
         number = None if node is None else self._of_node.get(node._sequence_nr())
         if number is not None:
             self._products += [(number, flops)] if flops else []
-            now = zip(self._backward[number], (1, flops, num_bytes), strict=True)
+            one = 1, flops, num_bytes, bool(flops or num_bytes)
+            now = zip(self._backward[number], one, strict=True)
             self._backward[number] = [before + more for before, more in now]
 
     def ended(self) -> None:
@@ -181,6 +197,20 @@ class OperatorsByLine:
             by_line[None if line is None else line.at] += round(operator.part_masked * flops)
         return by_line
 
+    def repeated(self) -> Repeated:
+        """By lines of functions that do something else, too: what is called there is repeated whole."""
+        found = Repeated(0, Counter(), Counter())
+        anew = {place.way[0] for one in self._operators if one.is_repeated is False for place in one.places}
+        for number, one in enumerate(self._operators):
+            if one.is_repeated:
+                lines = [place for place in one.places if place.at is not None]
+                at = next((place.at for place in lines if place.way[0] in anew), None)
+                backward = self._backward[number]
+                found = found._replace(operators=found.operators + 1 + backward[3])
+                found.flops[at] += one.flops + backward[1]
+                found.num_bytes[at] += one.num_bytes + backward[2]
+        return found
+
     def odd_products(self, aligned: int = ALIGNED) -> OddProducts | None:
         """Those of the step's largest products: of smaller ones nobody could tell the kernels apart. aligned:
         elements of 16 bytes, of the type that is multiplied."""
@@ -207,12 +237,13 @@ class OperatorsByLine:
         operators = [self._operators[number] for number in numbers]
         backward = [self._backward[number] for number in numbers]
         flops, num_bytes = sum(one.flops for one in operators), sum(one.num_bytes for one in operators)
-        num, more_flops, more_bytes = (sum(of) for of in zip(*backward, strict=True))
-        handed = [
-            (1 + len(self._readers[number])) * operator.made_bytes
+        num, more_flops, more_bytes, _ = (sum(of) for of in zip(*backward, strict=True))
+        handed = {
+            number: (1 + len(self._readers[number])) * operator.made_bytes
             for number, operator in zip(numbers, operators, strict=True)
             if operator.fuses and self._readers[number] and number not in self._read_otherwise
-        ]
+        }
+        repeated = [num for number, num in handed.items() if self._operators[number].is_repeated]
         return LineOfWork(
             at=at,
             operators=len(operators) + num,
@@ -220,7 +251,8 @@ class OperatorsByLine:
             bytes=float(num_bytes + more_bytes),
             forward_flops=float(flops),
             forward_bytes=float(num_bytes),
-            handed_bytes=float(sum(handed)),
+            handed_bytes=float(sum(handed.values())),
+            handed_again_bytes=float(sum(repeated)),
         )
 
     def _loop(self, loop: list[tuple[int, _Place]]) -> OperatorLoop | None:

@@ -7,14 +7,12 @@ the same wherever operator, arguments and numbers are. What draws at random make
 
 import itertools
 import re
-from collections import Counter
 from typing import Any
 
 import torch
 from torch.utils._pytree import tree_leaves
 
-from aorta.attach.without_data import num_passes, tensors_in
-from aorta.records.stacks import StackFrame
+from aorta.attach.without_data import tensors_in
 
 TO_WRITE_TO = re.compile("(new_)?(zeros|ones|full|empty)(_like|_strided)?$|clone$|arange$")
 """Operators that make a tensor of its own, each time, for what may be written there."""
@@ -29,8 +27,6 @@ class RepeatedOperators:
         self._made: dict[int, int] = {}
         """By value, the storage that has it first."""
         self._new = itertools.count()
-        self.flops, self.bytes = Counter[StackFrame | None](), Counter[StackFrame | None]()
-        """Of both passes, and of operators without FLOPs, by line."""
 
     def see(
         self,
@@ -39,15 +35,15 @@ class RepeatedOperators:
         given: list[torch.Tensor],
         result: Any,
         work: tuple[int, int],
-        line: StackFrame | None,
-        is_counted: bool,
-    ) -> None:
-        """work: its FLOPs, and its bytes where it has none; both are 0 of views. is_counted: it is computed
-        from what the model is called with: others tell of what it holds, and of what never changes."""
+        is_of_model: bool,
+    ) -> bool | None:
+        """Whether it computes once more what one before it has; None where that tells nothing of what calls
+        it. work: its FLOPs, and its bytes where it has none; both are 0 of views. is_of_model: it is computed
+        from what the model holds, or what never changes, of which others tell."""
         made, written = tensors_in(result), _written(func, args)
         known = {id(one): self._value_of(one) for one in given}
         if not any(work) and not written and all(_key(one) in self._values for one in made):
-            return  # a view
+            return None  # a view
         is_drawn = torch.Tag.nondeterministic_seeded in func.tags
         # Running statistics are written, and not read.
         read = [one for one in given if id(one) not in written or any(one is other for other in made)]
@@ -59,12 +55,11 @@ class RepeatedOperators:
         for one in given:
             if id(one) in written and not any(one is other for other in made):
                 self._values[_key(one)] = one.untyped_storage(), hash((value, known[id(one)]))
-        if is_drawn or not any(work) or not made or TO_WRITE_TO.match(func._overloadpacket.__name__):
-            return
-        if self._made.setdefault(value, _key(made[0])) != _key(made[0]) and is_counted:
-            passes = num_passes(given)
-            self.flops[line] += passes * work[0]
-            self.bytes[line] += (2 if passes > 1 else 1) * work[1]
+        if not any(work) or not made or (is_of_model and not is_drawn):
+            return None
+        is_again = self._made.setdefault(value, _key(made[0])) != _key(made[0])
+        is_plain = not TO_WRITE_TO.match(func._overloadpacket.__name__)
+        return is_again if is_plain or not is_again else None
 
     def _value_of(self, tensor: torch.Tensor) -> int:
         return self._values.setdefault(_key(tensor), (tensor.untyped_storage(), -1 - next(self._new)))[1]

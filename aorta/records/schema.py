@@ -490,6 +490,8 @@ class LineOfWork(msgspec.Struct, frozen=True, kw_only=True):
     handed_bytes: float
     """Of `forward_bytes`: what operators element by element hand to each other in one call of the
     function."""
+    handed_again_bytes: float = 0.0
+    """Of these: by operators that compute once more what the pass has computed before."""
 
     def times(self, num: int) -> "LineOfWork":
         """Of a step that calls the model so often."""
@@ -623,6 +625,9 @@ class WorkOfStep(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Of `flops`, and of `bytes`: what one pass computes once more from the same, forward and backward."""
     repeated_bytes: float = 0.0
     repeated_at: StackFrame | None = None
+    """The line whose calls do nothing else, but the first of them."""
+    repeated_launched: float = 0.0
+    """Of all operators."""
     unfolded: float = 0.0
     """Of `flops`, and of `bytes`: products of weights with columns that unfold() writes."""
     unfolded_bytes: float = 0.0

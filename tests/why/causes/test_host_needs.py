@@ -101,11 +101,23 @@ def test_operators_that_are_left_out_need_no_launch(launched, saved_ms):
     assert found.mean_ms == pytest.approx(saved_ms)
 
 
+def test_the_steps_that_show_what_a_host_needs_are_told():
+    """A device that waits for launches in a fifth of the loss computes the rest of it."""
+    told = []
+    for judged in (run(MOSTLY_HELD_UP), run(DRAINED)):
+        takes = {("compute",): 0.8, ("launch",): 0.2}
+        [found] = within_host_needs(judged, account(), [CauseFinding("compute", np.full(20, 20.0), takes)])
+        told += found.evidence
+    assert all("the device computes 16.0 ms for it" in text for text in told)
+    assert "12.0 ms for its own part of a step (it takes less in 1 of 20 steps)" in told[0]
+    assert "8.00 ms for its own part of a step (as in steps in which no full queue" in told[1]
+
+
 def test_what_work_of_a_device_saves_is_the_most_where_its_host_waits_in_every_step():
     losses = [CauseFinding(kind, np.full(20, 14.0), {("compute",): 1.0}) for kind in ("compute", "late_rank")]
     needless, late = within_host_needs(run([19.0] * 20), account(), losses)
     assert (needless.mean_ms, needless.facts, late.facts) == (14.0, {"is_most": True}, {})
-    assert "none shows how long" in needless.evidence[0]
+    assert "no step shows how long" in needless.evidence[0]
 
 
 def test_of_what_nobody_knows_a_bound_its_host_gives_none():

@@ -1224,6 +1224,25 @@ def test_work_that_is_done_twice_or_for_nobody_takes_its_part_of_the_kernels(wor
     assert needless({}, work, peak, {"kernel_ms.gemm": 20.0}) == found
 
 
+@pytest.mark.parametrize(
+    ("repeated", "found"),
+    [
+        # A quarter of 20 ms and half of 4; a third of the 3 ms that the device waits for launches.
+        pytest.param(1e9, [("repeated", 8.0), ("handed", 3.0)], id="told"),
+        pytest.param(0.0, [("handed", 4.0)], id="none"),
+    ],
+)
+def test_what_goes_with_a_repetition_is_not_told_as_handed_on_too(repeated, found):
+    """All of 4 ms are handed on, a quarter of it in calls that are repeated."""
+    line = LineOfWork(
+        at=LINE, operators=20, flops=0.0, bytes=8e9, forward_flops=0.0, forward_bytes=4e9,
+        handed_bytes=4e9, handed_again_bytes=1e9,
+    )  # fmt: skip
+    again = {"repeated": repeated, "repeated_bytes": 4 * repeated, "repeated_launched": 1 / 3}
+    work = WorkOfStep(flops=4e9, bytes=8e9, lines=[line], **again if repeated else {})
+    assert needless({}, work, None, {"kernel_ms.gemm": 20.0}) == found
+
+
 def test_padding_takes_of_kernels_of_attention_its_square():
     """Of 24 ms, half of them attention: a quarter of columns is a quarter of the others, 0.4375 of these."""
     work = WorkOfStep(flops=4e9, padding=0.4, padding_columns=0.25)

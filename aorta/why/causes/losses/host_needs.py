@@ -41,6 +41,8 @@ class HostNeeds(NamedTuple):
     """None where it was held up in every step, by a queue that was full."""
     room_ms: float
     """By which a step can become shorter before it takes what the host needs."""
+    shown_by: str = ""
+    """Steps that show the need: 'it takes less in 1 of 20 steps'."""
 
 
 def host_needs(judged: Run, account: Account) -> HostNeeds | None:
@@ -64,16 +66,18 @@ def host_needs(judged: Run, account: Account) -> HostNeeds | None:
         is_alone = np.r_[False, beside[:-1] > EMPTIED * mean_ms]
         paired = np.where(is_alone, own, np.fmax(own, (own + np.r_[np.nan, own[:-1]]) / 2))
         need_ms = max(float(np.quantile(paired[is_known], SHORTEST)) - waits_ms, 0.0)
+        shown_by = f"it takes less in 1 of {1 / SHORTEST:.0f} steps"
         free = paired[is_known & (paired <= NOT_HELD_UP * mean_ms)]
-        if len(free) >= FEWEST_FREE:
-            need_ms = min(need_ms, float(np.median(free)))
+        if len(free) >= FEWEST_FREE and np.median(free) < need_ms:
+            need_ms, shown_by = float(np.median(free)), "as in steps in which no full queue holds it up"
         if account.share("launch") >= MOSTLY_IDLE:
-            need_ms = float(own[is_known].mean())
+            need_ms, shown_by = float(own[is_known].mean()), "as no full queue holds it up"
         elif need_ms > HELD_UP * mean_ms:
             found.append(HostNeeds(None, math.inf))
             continue
         # What is told is of the account's step, which may be the run's median.
-        found.append(HostNeeds(need_ms, max(min(mean_ms, account.mean_step_ms) - need_ms, 0.0)))
+        room_ms = max(min(mean_ms, account.mean_step_ms) - need_ms, 0.0)
+        found.append(HostNeeds(need_ms, room_ms, shown_by))
     return min(found, key=lambda one: one.room_ms, default=None)
 
 
@@ -100,8 +104,8 @@ def within_host_needs(judged: Run, account: Account, losses: list[CauseFinding])
         if is_held_up and finding.kind == "compute" and finding.facts.get("op") not in OF_LAUNCHES:
             finding.facts["is_most"] = "unbounded" not in finding.facts
             finding.evidence.append(
-                "the device is spared that, and a step may gain less: its host is held up in every step, by a"
-                " full queue, so that none shows how long it needs itself"
+                "the device is spared that, and a step may gain less: the host waits in every step until the"
+                " device's queue has room, so that no step shows how long the host needs for its own part"
             )
         # Operators that are left out need not be launched.
         spared_ms = 0.0 if needs is None else finding.facts.get("launched", 0.0) * (needs.need_ms or 0.0)
@@ -113,12 +117,13 @@ def within_host_needs(judged: Run, account: Account, losses: list[CauseFinding])
             finding.facts["device_ms"] = of_device
             finding.ms = finding.ms * (room / of_device)
             finding.more_ms += of_device - room
-            of_this = f", {quantity(spared_ms, 'ms')} of it for this" if spared_ms else ""
+            of_this = f", {quantity(spared_ms, 'ms')} of them for this" if spared_ms else ""
+            computed_ms = of_device * (1 - finding.takes.get(("launch",), 0.0))
             # Less work of the device may be fewer launches: a floor that holds for certain is none.
             finding.evidence.append(
-                f"the device computes {quantity(of_device, 'ms')} for it; the host needs"
-                f" {quantity(needs.need_ms, 'ms')} for its own part of a step{of_this}, as its shortest steps"
-                " show, and a step gains what it takes beyond that; more only where the host has less to do"
-                " as well, as with fewer launches"
+                f"the device computes {quantity(computed_ms, 'ms')} for it; the host needs"
+                f" {quantity(needs.need_ms, 'ms')} for its own part of a step{of_this} ({needs.shown_by}):"
+                " a step gains what it takes beyond the rest, once for all that the device is spared; more"
+                " only where the host has less to do as well, as with fewer launches"
             )
         yield finding

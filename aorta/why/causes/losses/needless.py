@@ -523,10 +523,11 @@ def _counted(judged: Run, account: Account, work: WorkOfStep) -> Iterator[CauseF
             "given_at": work.discarded_of.text if work.discarded_of else None,
             "apart_at": work.discarded_of.text if work.discarded_of and work.discarded_is_apart else None,
         },
+        "repeated": {"part_of_bytes": percent(work.repeated_bytes / work.bytes) if work.bytes else None},
         "unread": {"apart_at": work.unread_at.text if work.unread_at and work.unread_is_apart else None},
     }
     ignored_ms: Floats = np.zeros_like(ms)
-    hoisted_ms = 0.0
+    hoisted_ms, is_repeated = 0.0, False
     for op, what in KINDS.items():
         if op == "unused" and work.ignored:
             what = "products at positions whose targets the loss ignores"
@@ -566,6 +567,9 @@ def _counted(judged: Run, account: Account, work: WorkOfStep) -> Iterator[CauseF
             found.ms, found.num_samples = np.full_like(lost_ms, seen_ms), num
         if op == "hoisted" and account.on_device:
             _see_launches_and_solves(found, judged, account, work)
+        if op == "repeated" and account.on_device:
+            _see_launches(found, account, work, work.repeated_launched)
+        is_repeated |= op == "repeated" and found.mean_ms >= LEAST * account.mean_step_ms
         if lines is not None and at is not None and account.share("launch") >= LARGE:
             # Its host, which bounds the step, is spared as much in each pass; in one it waits for solves.
             passes = 1 if found.facts.get("solves_ms") else 2
@@ -615,9 +619,11 @@ def _counted(judged: Run, account: Account, work: WorkOfStep) -> Iterator[CauseF
             yield found
     scores_in = "" if work.scores_at is None else work.scores_at.outer_function
     for rows in _by_function(work.lines):
-        handed, forward = (
-            sum(getattr(row, name) for row in rows) for name in ("handed_bytes", "forward_bytes")
+        handed, again, forward = (
+            sum(getattr(row, name) for row in rows)
+            for name in ("handed_bytes", "handed_again_bytes", "forward_bytes")
         )
+        handed -= again if is_repeated else 0.0  # a loss of its own, and where it goes that goes with it
         if handed < LARGE_BYTES or rows[0].at.outer_function == scores_in:
             continue
         num_bytes = handed * sum(row.bytes for row in rows) / forward
@@ -781,20 +787,30 @@ def _see_launches_and_solves(found: CauseFinding, judged: Run, account: Account,
     host, by operators."""
     names = [name for name in operations(judged.metrics, NAME_TIME) if SOLVES.search(name)]
     solves_ms = work.hoisted_solves * _time_of(judged, names)
-    part, num = work.hoisted_launched, sum(line.operators for line in work.lines)
+    part = work.hoisted_launched
     # A host that would be ahead is not, behind each solve whose error code it has read.
     reads = work.hoisted_checks > part and account.share("launch") < MOSTLY_IDLE
-    launch_ms = (work.hoisted_checks if reads else part) * account.mean_ms("launch")
-    found.ms = found.ms + solves_ms + launch_ms
-    of_launches = launch_ms / max(found.mean_ms, 1e-9)
-    found.takes = {WORK: 1 - of_launches, ("launch",): of_launches}
-    found.facts |= {"solves_ms": float(np.mean(solves_ms)) or None, "launched": part}
-    found.facts |= {
-        "checked_ms" if reads else "spared_ms": launch_ms or None,
-        "num_launched": round(part * num),
-    }
+    found.ms = found.ms + solves_ms
+    _see_launches(found, account, work, part, work.hoisted_checks if reads else None)
+    found.facts["solves_ms"] = float(np.mean(solves_ms)) or None
     if found.facts["solves_ms"]:
         found.facts["part"] = None  # their FLOPs are not in it
+
+
+def _see_launches(
+    found: CauseFinding, account: Account, work: WorkOfStep, part: float, checks: float | None = None
+) -> None:
+    """Beside what a device computes: the part of what it idles for its host, by operators, or by error codes
+    that this reads."""
+    launch_ms = (part if checks is None else checks) * account.mean_ms("launch")
+    found.ms = found.ms + launch_ms
+    of_launches = launch_ms / max(found.mean_ms, 1e-9)
+    found.takes = {WORK: 1 - of_launches, ("launch",): of_launches}
+    found.facts |= {
+        "launched": part,
+        "spared_ms" if checks is None else "checked_ms": launch_ms or None,
+        "num_launched": round(part * sum(line.operators for line in work.lines)),
+    }
 
 
 def _by_function(lines: list[LineOfWork]) -> list[list[LineOfWork]]:
