@@ -62,6 +62,8 @@ class Count(NamedTuple):
     """Bytes that CUDA's kernels bring into an order whatever is set."""
     cast: Counter[torch.dtype | None]
     """FLOPs forward, by the type to which autocast casts that the model enters itself."""
+    called_at: Mapping[int, StackFrame | None]
+    """The line of the program within the call that calls a module, by the module's id."""
 
 
 def count_of(
@@ -128,7 +130,8 @@ def count_of(
         if None in sums and lines:  # of backward passes, which show no line
             sums[max(lines, key=lines.__getitem__)] += sums.pop(None)
     return Count(
-        flops, by_line, again.flops, *of_wide, *of_bytes, needless, forward, operators, *of_sums, watched.cast
+        *(flops, by_line, again.flops, *of_wide, *of_bytes, needless, forward, operators, *of_sums),
+        *(watched.cast, again.called_at),
     )
 
 
@@ -202,8 +205,8 @@ class _Again:
         self.flops = Counter[StackFrame | None]()
         self.num_bytes = self._bytes_before = 0
         self.num_operators = self._operators_before = 0
-        self._lines: dict[int, StackFrame | None] = {}
-        """That call each module forward."""
+        self.called_at: dict[int, StackFrame | None] = {}
+        """The line that calls each module forward."""
         self._depth = self._before = 0
 
     def watch(self, model: Module) -> list[Any]:
@@ -215,7 +218,7 @@ class _Again:
 
     def _enters(self, module: Module, *_: Any) -> None:
         if not self.is_backward:
-            self._lines[id(module)] = line_of_caller()
+            self.called_at[id(module)] = line_of_caller()
             return
         if self._depth == 0:
             self._before, self._bytes_before = self._watched.flops, self._watched.num_bytes
@@ -227,7 +230,7 @@ class _Again:
             self._depth -= 1
             if self._depth == 0:
                 num = self._watched.flops - self._before
-                self.flops[self._lines.get(id(module))] += num
+                self.flops[self.called_at.get(id(module))] += num
                 self.num_bytes += self._watched.num_bytes - self._bytes_before
                 self.num_operators += self._watched.num_operators - self._operators_before
 

@@ -14,13 +14,13 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from functools import partial
 from itertools import pairwise
 from operator import mul
 from traceback import walk_tb
-from typing import Any
+from typing import Any, NamedTuple
 from weakref import ref
 
 import msgspec
@@ -678,6 +678,7 @@ class ModelCalls:
         flops, num_bytes, again_bytes = 0, 0, 0
         names = (*OF_CALLS, *OF_SUMS, *OF_OPERATORS)
         sums, tables = {name: Counter[StackFrame | None]() for name in names}, dict[int, Table]()
+        owners = dict[StackFrame | None, tuple[int, _Owner]]()
         loops, rows, repeated = list[OperatorLoop](), list[LineOfWork](), 0
         for key, kind in kinds.items():
             one, times, line = counted.get(key) or self._count_of(*kind), self._times[key], self._lines[key]
@@ -701,7 +702,9 @@ class ModelCalls:
             of_kind["fp64"] = Counter({max(within, key=one.fp64.__getitem__): one.fp64.total()})
             if frozen := _freeze(kind[0], unread):
                 left = self._count_of(*kind, needs_gradient=False, is_cached=key in self._cached)
-                of_kind["unread"] = Counter({line: one.flops - left.flops})
+                of_kind["unread"] = Counter({line: (num := one.flops - left.flops)})
+                owner = times * num, _owner_of(kind[0], frozen, one.called_at)
+                owners[line] = max(owner, owners.get(line, owner), key=lambda entry: entry[0])
                 for parameter in frozen:  # of a copy that other calls of the module share
                     parameter.requires_grad_(True)
             asked = [leaf for leaf in tree_leaves(kind[1:]) if getattr(leaf, "is_asked", False)]
@@ -782,7 +785,11 @@ class ModelCalls:
         of_bytes |= {"model_at": self._lines[largest], "precision": self.precision or ""}
         if found.get("unused"):
             of_bytes["ignored"] = 1 - min(self._graphs.parts_counted().values(), default=1.0)
-        of_bytes["unread_is_apart"] = lines.get("unread_at", next(iter(with_graph))) not in with_graph
+        if (called_at := lines.get("unread_at")) in owners:
+            of_bytes["unread_is_apart"] = is_apart = called_at not in with_graph
+            _, owner_of_most = owners[called_at]
+            of_bytes |= {"unread_of": owner_of_most.name, "unread_num": owner_of_most.num_parameters}
+            lines["unread_at"] = called_at if is_apart else owner_of_most.called_at or called_at
         return {"flops": float(flops), **of_bytes, **lines, **of_batches, "unchanged_is_all": is_all} | {
             name: float(one.total()) for name, one in found.items()
         }
@@ -876,6 +883,37 @@ def _freeze(model: Module, unread: Iterable[int]) -> list[torch.nn.Parameter]:
     for one in found:
         one.requires_grad_(False)
     return found
+
+
+class _Owner(NamedTuple):
+    """The innermost module that holds some parameters."""
+
+    name: str
+    num_parameters: int
+    called_at: StackFrame | None
+    """The line within the model that calls it, or a module in it; None of the model itself."""
+
+
+def _owner_of(
+    model: Module, parameters: list[torch.nn.Parameter], called_at: Mapping[int, StackFrame | None]
+) -> _Owner:
+    """Of one that torch's class has, by the program's or a library's that holds it."""
+    own = {id(one) for one in parameters}
+    paths = [name.split(".")[:-1] for name, one in model.named_parameters() if id(one) in own]
+    path = list[str]()
+    for names in zip(*paths, strict=False):
+        if len({*names}) > 1:
+            break
+        path.append(names[0])
+    holders = [(place, model.get_submodule(".".join(path[:place]))) for place in range(len(path), -1, -1)]
+    inner = [called_at.get(id(one)) for one in holders[0][1].modules()] if path else []
+    place, holder = next((one for one in holders if not _is_of_torch(one[1])), holders[-1])
+    name = ".".join([type(holder).__name__, *path[place:]])
+    return _Owner(name, len(parameters), next(filter(None, inner), None))
+
+
+def _is_of_torch(module: Module) -> bool:
+    return type(module).__module__.startswith("torch.")
 
 
 def _type_of(module: Module) -> torch.dtype:

@@ -572,8 +572,13 @@ class WorkOfStep(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     unread: float = 0.0
     """For gradients of parameters that no optimizer has, and that nobody updates."""
     unread_at: StackFrame | None = None
+    """The line that calls the module with these parameters, within what the step calls."""
     unread_is_apart: bool = False
     """No gradient goes through what this line calls to anything else."""
+    unread_of: str = ""
+    """That module, by the class that holds it ('VGGLoss.features')."""
+    unread_num: int = 0
+    """Of these parameters."""
     zeroed_bytes: float = 0.0
     """Of gradients that are set to zero, and added to, where they could be none, and written."""
     inputs: float = 0.0

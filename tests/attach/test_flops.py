@@ -717,7 +717,8 @@ def test_gradients_that_no_optimizer_reads(is_one):
     work = worked(model, optimizer, lambda: model(x) if is_one else model.head(model.trunk(x)))
     # The head's call alone tells no more than that its input has a gradient.
     assert (work.unread, work.flops) == ((4 if is_one else 3) * PRODUCT, 8 * PRODUCT)
-    assert work.unread_at.function.endswith("<lambda>")
+    assert work.unread_at.function.endswith("Probe.forward" if is_one else "<lambda>")
+    assert (work.unread_of, work.unread_num) == ("Probe.trunk" if is_one else "Sequential", 2)
     assert not work.unread_is_apart  # the head is called there, too
 
 

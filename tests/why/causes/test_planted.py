@@ -529,6 +529,15 @@ def test_a_pass_without_a_graph_is_offered_where_nothing_trains_in_it(tmp_path, 
     assert "requires_grad_(False)" in cause.change
 
 
+@pytest.mark.parametrize(("of", "told"), [("VGGLoss.features", "in VGGLoss.features"), ("", "that no opt")])
+def test_parameters_whose_gradients_nobody_reads_are_named_by_their_module(tmp_path, of, told):
+    work = WorkOfStep(flops=100.0, unread=40.0, unread_at=AT, unread_of=of, unread_num=32)
+    (cause,) = found(tmp_path / "run", lambda rank, step, noise: plain(noise), run_record(2, work=work))
+    assert f"requires_grad_(False) for {'the ' if of else ''}parameters {told}" in cause.change
+    is_told = "they are of 32 parameters in VGGLoss.features, which no optimizer has" in cause.evidence
+    assert is_told == bool(of)
+
+
 @pytest.mark.parametrize(("mib", "ms"), [(40, math.sqrt(4.19 * 30.0)), (4, None)])
 def test_gradients_set_to_zero_cost_four_passes_over_them(mib, ms, tmp_path):
     """At 40 GB/s 4.19 ms; at 4 GB/s more than the 30 ms of work."""

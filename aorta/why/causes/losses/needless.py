@@ -524,7 +524,11 @@ def _counted(judged: Run, account: Account, work: WorkOfStep) -> Iterator[CauseF
             "apart_at": work.discarded_of.text if work.discarded_of and work.discarded_is_apart else None,
         },
         "repeated": {"part_of_bytes": percent(work.repeated_bytes / work.bytes) if work.bytes else None},
-        "unread": {"apart_at": work.unread_at.text if work.unread_at and work.unread_is_apart else None},
+        "unread": {
+            "apart_at": work.unread_at.text if work.unread_at and work.unread_is_apart else None,
+            "unread_of": work.unread_of or None,
+            "unread_num": counted(work.unread_num, "parameter"),
+        },
     }
     ignored_ms: Floats = np.zeros_like(ms)
     hoisted_ms, is_repeated = 0.0, False
