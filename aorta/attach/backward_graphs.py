@@ -88,8 +88,8 @@ class BackwardGraphs:
             self._zeroed += sum(one.grad.nbytes for one in held)
         if any(one._version != version or is_set_back(one) for one, version in self._written):
             self._seen, self._written = set(), []
-        again = _num_products(operators & self._seen)
-        self._again, self._num = self._again + again, self._num + _num_products(operators - self._seen)
+        again = num_products(operators & self._seen)
+        self._again, self._num = self._again + again, self._num + num_products(operators - self._seen)
         if again:
             self._at[line] += again
         self._seen |= operators
@@ -134,7 +134,7 @@ class BackwardGraphs:
         return {shape: max(map(float, parts)) for shape, parts in self._counted.items()}
 
 
-def _num_products(operators: set[Any]) -> int:
+def num_products(operators: set[Any]) -> int:
     return sum(any(part in one.name().lower() for part in PRODUCTS) for one in operators)
 
 

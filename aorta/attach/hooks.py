@@ -258,8 +258,7 @@ class Attachment:
             if self._compiled_call.optimizer is not None:
                 self._compiled_step_ended()
             if self.session is not None and self.session.model_calls is not None:
-                # The third and fourth argument behind these: whether a graph is made, and for which alone.
-                self._backward_begins(args[0], bool(named.get("accumulate_grad")) and not any(args[3:5]))
+                self._backward_begins(bool(named.get("accumulate_grad")), *args[:5])
             if not self._knows_position:
                 self._training_begins()
             is_outermost = self.backward_thread != self.training_thread()
@@ -272,7 +271,7 @@ class Attachment:
                 if is_outermost:
                     self.backward_thread = None
             if self.session is not None:
-                self._backward_ended()
+                self._backward_ended(result)
             return result
 
         _replaced().left_uncompiled(run_backward, with_called=False)
@@ -502,12 +501,18 @@ class Attachment:
             self.session.training_begins(list(self._uncalled), self._loads())
 
     @guarded
-    def _backward_begins(self, roots: Any, adds: bool) -> None:
-        self.session.model_calls.backward_begins(roots, adds)
+    def _backward_begins(
+        self, adds: bool, roots: Any, given: Any, keeps: bool, makes_graph: bool, inputs: Any
+    ) -> None:
+        calls = self.session.model_calls
+        calls.backward_begins(roots, adds and not makes_graph and not inputs)
+        calls.derivatives_begin(roots, given, inputs, adds)
 
     @guarded
-    def _backward_ended(self) -> None:
+    def _backward_ended(self, results: Any) -> None:
         self.session.backward_ended()
+        if self.session.model_calls is not None:
+            self.session.model_calls.derivatives_ended(results)
 
     @guarded
     def _evaluation_begins(self, module: Any) -> None:

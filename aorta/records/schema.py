@@ -514,6 +514,19 @@ class QuietCalls(msgspec.Struct, frozen=True, kw_only=True):
     at: StackFrame | None = None
 
 
+class DerivativeCalls(msgspec.Struct, frozen=True, kw_only=True):
+    """Calls of torch.autograd.grad in a step."""
+
+    num: int
+    num_again: int
+    """Of these: for another input of outputs of which one before has a gradient."""
+    of_products: float
+    of_operators: float
+    """Of all passes, the part of matrix products, and of all operators, that one call for all inputs would
+    not have: in these calls, and of what they make in later passes."""
+    at: StackFrame | None = None
+
+
 class CallsOfFewRows(msgspec.Struct, frozen=True, kw_only=True):
     """Calls with gradients of one model in a step, none of which is given what another one gives."""
 
@@ -691,6 +704,7 @@ class WorkOfStep(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Of what models are called with: different ones, and steps that were looked at."""
     calls: CallsOfFewRows | None = None
     """Of the model that is called most often."""
+    derivatives: DerivativeCalls | None = None
     before: float = 0.0
     """Of a frozen module that is called with rows of earlier steps; none of `flops`."""
     before_at: StackFrame | None = None

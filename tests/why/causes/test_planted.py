@@ -12,6 +12,7 @@ from aorta.account.judge.judged import dataset, judge
 from aorta.account.load.open import load_run
 from aorta.records.schema import (
     CallsOfFewRows,
+    DerivativeCalls,
     HostSpan,
     HostUse,
     LineOfWork,
@@ -527,6 +528,24 @@ def test_a_pass_without_a_graph_is_offered_where_nothing_trains_in_it(tmp_path, 
     (cause,) = found(tmp_path / "run", lambda rank, step, noise: plain(noise), run_record(2, work=work))
     assert ("no_grad() around what is called at Net.forward(), a.py:3" in cause.change) == is_apart
     assert "requires_grad_(False)" in cause.change
+
+
+@pytest.mark.parametrize(
+    ("of_products", "ms", "least_ms"),
+    [(0.32, 30 * 0.24, 30 * 0.18), (0.18, 30 * 0.18, None), (0.0, 30 * 0.18, None)],
+    ids=["both", "alike", "no-products"],
+)
+def test_derivatives_by_one_input_each_take_between_their_products_and_operators(
+    tmp_path, of_products, ms, least_ms
+):
+    calls = DerivativeCalls(num=12, num_again=5, of_products=of_products, of_operators=0.18, at=AT)
+    run = run_record(2, work=WorkOfStep(flops=100.0, derivatives=calls))
+    (cause,) = found(tmp_path / "run", lambda rank, step, noise: plain(noise), run)
+    assert cause.ms == pytest.approx(ms, rel=0.02)
+    assert least_ms is None or cause.interval_ms[0] <= least_ms
+    assert cause.subject.startswith("5 calls of autograd.grad for one more input")
+    assert cause.change.startswith("one torch.autograd.grad(output, [x, y, ...])")
+    assert cause.change.endswith("Net.forward(), a.py:3")
 
 
 @pytest.mark.parametrize(("of", "told"), [("VGGLoss.features", "in VGGLoss.features"), ("", "that no opt")])

@@ -588,6 +588,19 @@ def _counted(judged: Run, account: Account, work: WorkOfStep) -> Iterator[CauseF
             found.num_samples = num
         ignored_ms = found.ms if op == "unused" and work.ignored else ignored_ms
         yield found
+    if (grads := work.derivatives) is not None:
+        what = f"{counted(grads.num_again, 'call')} of autograd.grad for one more input of the same output"
+        # What takes the time is between the products alone and all operators alike.
+        least, most = sorted((grads.of_products or grads.of_operators, grads.of_operators))
+        part = math.sqrt(least * most)
+        found = finding("derivatives", what, grads.at, part * ms, num_grads=f"{grads.num}")
+        found.facts["least_part"] = least / part
+        found.facts["fewer_operators"] = percent(grads.of_operators)
+        found.facts["fewer_products"] = percent(grads.of_products)
+        found.more_ms = (most - part) * float(ms.mean())
+        if account.on_device:
+            _see_launches(found, account, work, grads.of_operators)
+        yield found
     if work.copies_bytes and not account.on_device:
         lost_ms = part_ms(0.0, PASSES_OF_A_COPY * work.copies_bytes)
         if lost_ms.mean() >= LARGE_COPIES * account.mean_step_ms:
