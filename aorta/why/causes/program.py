@@ -212,7 +212,7 @@ def program_of(run: RunRecord) -> tuple[frozenset[str], dict[str, str]]:
     program = noted_program(run)
     names: set[str] = set()
     facts: dict[str, str] = {}
-    loader = _largest(program.get("loaders"), "num_batches")
+    loader = loader_of(program)
     if loader is not None:
         _loader(loader, names, facts)
         calls = None if run.work is None else run.work.calls
@@ -343,7 +343,7 @@ def rows_of(
 
     work: of workers; None where the line tells. batch_ms: of a batch, in the process that makes it.
     """
-    loader = _largest(noted_program(judged.noted).get("loaders"), "num_batches") or {}
+    loader = loader_of(noted_program(judged.noted)) or {}
     if loader.get("batch_size", 0) is None:  # whole batches are asked for
         return frozenset(), {}
     kind, of_tensors = str(loader.get("dataset")), "TensorDataset"
@@ -514,6 +514,26 @@ def _rows(rows: Any) -> Sequence[Mapping[str, Any]]:
 
 def _largest(rows: Any, by: str) -> Mapping[str, Any] | None:
     return max(_rows(rows), key=lambda row: _number(row, by), default=None)
+
+
+def loader_of(program: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """The loader that gave most batches, as the program made it: accelerate takes batches of one of its own,
+    which it makes of a program's loader that gives none, and whose line is that of prepare()."""
+    rows = _rows(program.get("loaders"))
+    found = _largest(rows, "num_batches")
+    if found is None or found.get("batch_size") is not None:
+        return found
+    handed_on = ("dataset", "num_workers", "persistent_workers", "prefetch_factor", "pin_memory")
+    twins = [
+        row
+        for row in rows
+        if not row.get("num_batches")
+        and row.get("batch_size") is not None
+        and all(row.get(name) == found.get(name) for name in handed_on)
+    ]
+    return (
+        {**found, **{name: twins[0][name] for name in ("batch_size", "site")}} if len(twins) == 1 else found
+    )
 
 
 def _number(row: Mapping[str, Any], name: str) -> float:

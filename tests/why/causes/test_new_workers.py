@@ -130,3 +130,13 @@ def test_a_loader_that_is_slow_in_every_step_is_another_loss(tmp_path):
 
     (cause,) = told(tmp_path / "run", slow)
     assert cause.ms == pytest.approx(40 / EPOCH, rel=0.1)
+
+
+def test_a_loader_that_accelerate_makes_of_the_programs_is_told_where_that_was_made():
+    kept = {"dataset": "Tiles", "num_workers": 1, "persistent_workers": False, "prefetch_factor": 4}
+    of_program = kept | {"batch_size": 8, "num_batches": 0, "site": "train.py:92"}
+    validation = of_program | {"num_workers": 0, "site": "train.py:94"}
+    prepared = kept | {"batch_size": None, "num_batches": 260, "site": "train.py:99"}
+    found = loader_of({"loaders": [of_program, validation, prepared]})
+    assert found == prepared | {"batch_size": 8, "site": "train.py:92"}
+    assert loader_of({"loaders": [validation, prepared]}) == prepared
