@@ -5,6 +5,7 @@ import pytest
 
 from aorta.account.judge.judged import judge
 from aorta.account.load.open import load_run
+from aorta.why.causes.program import loader_of
 from tests.records.run_folders import run_record
 from tests.why.causes.runs import Host, causes, run_of
 
