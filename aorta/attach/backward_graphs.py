@@ -6,7 +6,7 @@ Passes are not one where gradients were set back or an optimizer stepped in betw
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -70,11 +70,11 @@ class BackwardGraphs:
                 self._ends[one.grad_fn] = id(module), place
 
     def backward_begins(
-        self, roots: Iterable[Any], adds: bool, optimizer_of: Mapping[int, int] | None = None
+        self, graph: "Graph", adds: bool, optimizer_of: Mapping[int, int] | None = None
     ) -> None:
         """adds: to the gradients of parameters, without a graph of its own. optimizer_of: id, by that of a
         parameter."""
-        followed, leaves = _graph_of(roots)
+        followed, leaves = graph.followed, graph.leaves
         operators = set(followed)
         self.reached |= operators
         if not adds:
@@ -138,25 +138,33 @@ def num_products(operators: set[Any]) -> int:
     return sum(any(part in one.name().lower() for part in PRODUCTS) for one in operators)
 
 
-def _graph_of(roots: Iterable[Any]) -> tuple[dict[Any, list[Any]], list[Any]]:
-    """Operators with those that take what they give, and the parameters that the graph ends at; none of one
-    that is too large."""
+class Graph(NamedTuple):
+    followed: dict[Any, list[Any]]
+    """Operators, with those that take what they give."""
+    sums: dict[Any, list[Any]]
+    """The same of what adds to gradients of parameters."""
+    leaves: list[Any]
+    """These parameters, each as often as an operator reads it."""
+
+
+def graph_of(roots: Iterable[Any]) -> Graph:
+    """What a backward pass from these tensors can go through; nothing of a graph that is too large."""
     left = [one.grad_fn for one in roots if getattr(one, "grad_fn", None) is not None]
-    followed: dict[Any, list[Any]] = {one: [] for one in left}
-    leaves = []
-    while left and len(followed) < MOST_NODES:
+    graph = Graph({one: [] for one in left}, defaultdict(list), [])
+    while left and len(graph.followed) < MOST_NODES:
         node = left.pop()
         for before, _ in node.next_functions:
             if before is None:
                 continue
             if before.name() == ACCUMULATE:
-                leaves.append(before.variable)
+                graph.leaves.append(before.variable)
+                graph.sums[before].append(node)
                 continue
-            if before not in followed:
-                followed[before] = []
+            if before not in graph.followed:
+                graph.followed[before] = []
                 left.append(before)
-            followed[before].append(node)
-    return ({}, []) if left else (followed, leaves)
+            graph.followed[before].append(node)
+    return Graph({}, {}, []) if left else graph
 
 
 def _part_taken(node: Any, followed: dict[Any, list[Any]]) -> Any:

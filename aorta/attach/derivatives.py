@@ -2,29 +2,32 @@
 x, and then u by t. One call for both goes through it once, and what it makes later passes go through once.
 """
 
-import re
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from statistics import median
 from typing import Any, NamedTuple
 
 import torch
 
+from aorta.attach.backward_graphs import Graph, graph_of, num_products
 from aorta.attach.layout_copies import line_of
+from aorta.attach.loss_loops import VIEWS
 from aorta.device.backend import backend_of
 from aorta.records.libraries import program_frame
+from aorta.records.schema import DerivativeCalls
 from aorta.records.stacks import StackFrame
 
-MOST_NODES = 20_000
-VIEWS = re.compile(
-    "View|Split|^TBackward|Transpose|Permute|Expand|Alias|squeeze|Slice|Select|Detach|Accumulate"
-)
-"""In names of operators that compute nothing."""
+COMPUTE_NOTHING = (*VIEWS, "Split", "Slice", "Select", "Accumulate")
+"""In names of operators."""
+_Parts = tuple[Any, Any]
+"""Of products, which may take all the time, and of all operators, where each is alike."""
+NONE: _Parts = (0.0, 0.0)
 
 
-def num_operators(operators: set[Any]) -> int:
-    """Beside views."""
-    return sum(VIEWS.search(one.name()) is None for one in operators)
+def _nums(operators: set[Any]) -> tuple[int, int]:
+    """Matrix products, and all beside views."""
+    computing = sum(not any(part in one.name() for part in COMPUTE_NOTHING) for one in operators)
+    return num_products(operators), computing
 
 
 class _Asked(NamedTuple):
@@ -43,33 +46,33 @@ class _Open(NamedTuple):
     """The outputs."""
     before: set[Any]
     """Operators that the outputs depend on."""
-    part_again: Any
-    """Of it, that a call before it had; a tensor, where a device compares."""
+    parts_again: _Parts
+    """Of it, that a call before it had; tensors, where a device compares."""
 
 
 class Derivatives:
-    """By a number of operators: of products, which may take all the time, or of all, where each is alike."""
-
-    def __init__(self, num_of: Callable[[set[Any]], int]) -> None:
-        self._num_of = num_of
+    def __init__(self) -> None:
         self._asked: dict[Any, list[_Asked]] = {}
         """By outputs, in the open step, as all that follows."""
         self._open: list[_Open | None] = []
-        self._made: dict[Any, list[tuple[set[Any], Any]]] = defaultdict(list)
-        """By outputs, graphs that calls made, with their part_again."""
+        self._made: dict[Any, list[tuple[set[Any], _Parts]]] = defaultdict(list)
+        """By outputs, graphs that calls made, with their parts_again."""
         self._seen: set[Any] = set()
-        self._again: Any = 0.0
-        self._total = self._num = 0
+        self._again: list[Any] = [*NONE]
+        self._total = [0, 0]
+        self._num = 0
         self._num_again: Any = 0.0
         self._at: dict[StackFrame | None, Any] = defaultdict(float)
-        self._steps: list[tuple[Any, int, Any]] = []
-        """Part that is done again, calls, and those for one more input, of each step."""
+        self._steps: list[tuple[Any, ...]] = []
+        """Parts that are done again, calls, and those for one more input, of each step."""
 
-    def begins(self, roots: Iterable[Any], given: Iterable[Any], inputs: Iterable[Any], adds: bool) -> None:
-        """A pass does. adds: to gradients of parameters; else it is a call of grad() for these inputs."""
+    def begins(
+        self, graph: Graph, roots: Iterable[Any], given: Iterable[Any], inputs: Iterable[Any], adds: bool
+    ) -> None:
+        """A pass through the graph of these roots does. adds: to gradients of parameters; else it is a call
+        of grad() for these inputs."""
         self._open.append(None)
-        roots = [*roots]
-        followed = _followed(roots)
+        followed = {**graph.followed, **graph.sums}
         if adds:
             self._count(set(followed), 2)
             return
@@ -78,66 +81,60 @@ class Derivatives:
         asked = _Asked({(one.node, one.output_nr) for one in edges}, tuple(given), way)
         key = tuple((one.grad_fn, one.output_nr) for one in roots)
         before = self._asked.setdefault(key, [])
-        shared = way.intersection(*[set[Any]().union(*(one.way for one in before))])
+        shared = way & set[Any]().union(*(one.way for one in before))
         is_again = _are_alike(asked, before) if shared else 0.0
         before.append(asked)
         frame = program_frame()
         self._at[None if frame is None else line_of(frame)] += is_again
         self._num, self._num_again = self._num + 1, self._num_again + is_again
-        part = is_again * (self._num_of(shared) / max(self._num_of(way), 1))
-        self._count(way, 1, part)
-        self._open[-1] = _Open(key, set(followed), part)
+        of_products, of_operators = (
+            is_again * (num / max(of, 1)) for num, of in zip(_nums(shared), _nums(way), strict=True)
+        )
+        self._count(way, 1, (of_products, of_operators))
+        self._open[-1] = _Open(key, set(followed), (of_products, of_operators))
 
     def ended(self, results: Iterable[Any]) -> None:
         one = self._open.pop() if self._open else None
         if one is not None:
-            made = _followed([result for result in results if result is not None])
-            self._made[one.key].append((set(made) - one.before, one.part_again))
+            graph = graph_of(results)
+            self._made[one.key].append(({*graph.followed, *graph.sums} - one.before, one.parts_again))
 
     def end_step(self) -> None:
         made = set[Any]().union(*(one for of_key in self._made.values() for one, _ in of_key))
-        total = self._total + self._num_of(self._seen - made)
-        if self._num and total:
-            self._steps.append((self._again / total, self._num, self._num_again))
+        totals = [of + num for of, num in zip(self._total, _nums(self._seen - made), strict=True)]
+        if self._num and any(totals):
+            parts = (again / max(of, 1) for again, of in zip(self._again, totals, strict=True))
+            self._steps.append((*parts, self._num, self._num_again))
         self._asked, self._open, self._seen = {}, [], set()
         self._made.clear()
-        self._again = self._num_again = 0.0
-        self._total = self._num = 0
+        self._again, self._total = [*NONE], [0, 0]
+        self._num, self._num_again = 0, 0.0
 
-    def found(self) -> tuple[float, int, int, StackFrame | None]:
-        """Part of the passes of a step that is done again, calls, those for one more input, and the line of
-        most of these: of the step in the middle."""
+    def found(self) -> DerivativeCalls | None:
+        """Of the step in the middle, with the line of most calls for one more input; None without calls."""
         if not self._steps:
-            return 0.0, 0, 0, None
-        part, num, again = (median(map(float, column)) for column in zip(*self._steps, strict=True))
-        return part, round(num), round(again), max(self._at, key=lambda line: float(self._at[line]))
+            return None
+        of_products, of_operators, num, again = (
+            median(map(float, column)) for column in zip(*self._steps, strict=True)
+        )
+        return DerivativeCalls(
+            num=round(num),
+            num_again=round(again),
+            of_products=of_products,
+            of_operators=of_operators,
+            at=max(self._at, key=lambda line: float(self._at[line])),
+        )
 
-    def _count(self, operators: set[Any], times: int, part_again: Any = 0.0) -> None:
-        num = self._num_of(operators)
-        self._total += times * num
+    def _count(self, operators: set[Any], times: int, parts_again: _Parts = NONE) -> None:
         self._seen |= operators
-        self._again = self._again + times * part_again * num
-        for of_key in self._made.values():  # of one graph that a pass goes through there is none less
-            nums = [(self._num_of(operators & made), part) for made, part in of_key]
-            again = sum(part * num for num, part in [one for one in nums if one[0]][1:])
-            self._again = self._again + (1 - part_again) * times * again
-
-
-def _followed(roots: Iterable[Any]) -> dict[Any, list[Any]]:
-    """Operators, and what sums gradients of leaves, with those that take what they give; none of a graph that
-    is too large."""
-    left = [one.grad_fn for one in roots if one.grad_fn is not None]
-    followed: dict[Any, list[Any]] = {one: [] for one in left}
-    while left and len(followed) < MOST_NODES:
-        node = left.pop()
-        for before, _ in node.next_functions:
-            if before is None:
-                continue
-            if before not in followed:
-                followed[before] = []
-                left.append(before)
-            followed[before].append(node)
-    return {} if left else followed
+        of_made = [[(_nums(operators & one), parts) for one, parts in some] for some in self._made.values()]
+        for kind, (num, part) in enumerate(zip(_nums(operators), parts_again, strict=True)):
+            self._total[kind] += times * num
+            again = times * part * num
+            for some in of_made:  # of one graph that a pass goes through there is none less
+                known = [(nums[kind], parts[kind]) for nums, parts in some if nums[kind]]
+                again = again + (1 - part) * times * sum(one * more for more, one in known[1:])
+            self._again[kind] = self._again[kind] + again
 
 
 def _way_to(nodes: list[Any], followed: dict[Any, list[Any]]) -> set[Any]:

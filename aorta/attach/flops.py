@@ -29,7 +29,7 @@ from torch.nn import Module
 from torch.nn.utils import parametrize
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
-from aorta.attach.backward_graphs import BackwardGraphs, num_products
+from aorta.attach.backward_graphs import BackwardGraphs, graph_of
 from aorta.attach.call_flops import MOST_CPU_S, Count, count_of, line_of_caller, tensors_of
 from aorta.attach.compiled_modules import (
     call_before_compiling,
@@ -38,7 +38,7 @@ from aorta.attach.compiled_modules import (
     may_compile,
     replace_call,
 )
-from aorta.attach.derivatives import Derivatives, num_operators
+from aorta.attach.derivatives import Derivatives
 from aorta.attach.layout_copies import LayoutCopies
 from aorta.attach.loss_loops import LossLoops
 from aorta.attach.meta_copies import (
@@ -62,7 +62,6 @@ from aorta.records.schema import (
     NO_OPTIMIZER,
     UNLIKE,
     CallsOfFewRows,
-    DerivativeCalls,
     LineOfWork,
     LossLoop,
     OperatorLoop,
@@ -140,7 +139,7 @@ class ModelCalls:
         A model may enter autocast itself, or be wrapped in it."""
         self._copied, self._of_loss = LayoutCopies(), LossLoops()
         self._graphs = BackwardGraphs()
-        self._derivatives = Derivatives(num_products), Derivatives(num_operators)
+        self._derivatives = Derivatives()
         self._batches, self._frozen = NeedlessBatches(), FrozenModules()
         self._kinds_of_frozen: dict[int, tuple[Module, Any, Any]] = {}
         self._num_calls = Counter[int]()
@@ -202,8 +201,7 @@ class ModelCalls:
         self._batches.end_step(self._graphs.reached)
         self._graphs.end_step()
         with suppress(Exception):  # nothing is said of them
-            for derivatives in self._derivatives:
-                derivatives.end_step()
+            self._derivatives.end_step()
             self._frozen.end_step()
             for one in (one for held in self._held.values() for one in held):
                 one.end_step()
@@ -228,28 +226,30 @@ class ModelCalls:
         if is_first and self._copies and self._matrices - _copied_parameters(self._copies.values()):
             self._refuse(COMPILED_PARTS)
 
-    def backward_begins(self, roots: Iterable[Any], adds: bool) -> None:
-        """A backward pass begins at these tensors, in a step that is noted. adds: to the gradients of
-        parameters, and nothing else."""
-        with suppress(Exception):
-            self._of_loss.backward_begins(roots, self._trained.keys())
-            if self._original is not None:
-                self._graphs.backward_begins(roots, adds, self._trained)
-
-    def derivatives_begin(
-        self, roots: Iterable[Any], given: Iterable[Any], inputs: Iterable[Any], adds: bool
+    def backward_begins(
+        self,
+        roots: Iterable[Any],
+        adds: bool,
+        given: Iterable[Any] = (),
+        makes_graph: bool = False,
+        inputs: Iterable[Any] = (),
     ) -> None:
-        """Any backward pass begins, as Derivatives.begins."""
-        with suppress(Exception):
-            if self._original is not None:
-                for one in self._derivatives:
-                    one.begins(roots, given, inputs, adds)
+        """A backward pass begins at these tensors, with these gradients of them, in a step that is noted.
+        adds: to gradients, of parameters where inputs are none; else it gives those of inputs."""
+        forward_ended_ns = time.monotonic_ns()
+        if self._original is not None:
+            with suppress(Exception):
+                graph = graph_of(roots)
+                self._graphs.backward_begins(graph, adds and not makes_graph and not inputs, self._trained)
+                self._derivatives.begins(graph, roots, given, inputs, adds)
+        with suppress(Exception):  # last: it takes the time of what comes behind it
+            self._of_loss.backward_begins(roots, self._trained.keys(), forward_ended_ns)
 
-    def derivatives_ended(self, results: Iterable[Any]) -> None:
+    def backward_ended(self, results: Iterable[Any]) -> None:
+        """results: gradients that it gives."""
         with suppress(Exception):
             if self._original is not None:
-                for one in self._derivatives:
-                    one.ended(results)
+                self._derivatives.ended(results)
 
     def optimizer_stepped(self, optimizer: Any) -> None:
         """In a step that is noted. optimizer: or what steps one."""
@@ -691,15 +691,6 @@ class ModelCalls:
                 )
         return max(found, key=lambda entry: entry["discarded"], default={})
 
-    def _derivative_calls(self) -> DerivativeCalls | None:
-        of_products, of_operators = (one.found() for one in self._derivatives)
-        part, num, num_again, at = of_operators
-        if not part:
-            return None
-        return DerivativeCalls(
-            num=num, num_again=num_again, of_products=of_products[0], of_operators=part, at=at
-        )
-
     def _work_of(
         self, kinds: dict[Any, tuple[Module, Any, Any]], counted: "dict[Any, Count]"
     ) -> dict[str, Any]:
@@ -763,6 +754,7 @@ class ModelCalls:
         before, before_at = self._of_frozen({form_of(copy) for copy, *_ in kinds.values()})
         padding, columns = self._batches.padding()
         repeats, backwards_at = self._graphs.repeats()
+        derivatives = self._derivatives.found()
         of_backward = sum(self._times[key] * (one.flops - one.forward[0]) for key, one in counted.items())
         sums["rows_bytes"] = Counter[StackFrame | None]()
         looked_up = 0, 0
@@ -791,7 +783,7 @@ class ModelCalls:
             "before_at": before_at,
             "backwards": repeats * of_backward,
             "backwards_at": backwards_at,
-            "derivatives": self._derivative_calls(),
+            "derivatives": derivatives if derivatives and derivatives.of_operators else None,
             "rows_looked_up": looked_up[0],
             "rows_looked_up_bytes": float(looked_up[1]),
             "padding": padding,

@@ -502,17 +502,21 @@ class Attachment:
 
     @guarded
     def _backward_begins(
-        self, adds: bool, roots: Any, given: Any, keeps: bool, makes_graph: bool, inputs: Any
+        self,
+        adds: bool,
+        roots: Any,
+        given: Any = (),
+        keeps_graph: bool = False,
+        makes_graph: bool = False,
+        inputs: Any = (),
     ) -> None:
-        calls = self.session.model_calls
-        calls.backward_begins(roots, adds and not makes_graph and not inputs)
-        calls.derivatives_begin(roots, given, inputs, adds)
+        self.session.model_calls.backward_begins(roots, adds, given, makes_graph, inputs)
 
     @guarded
     def _backward_ended(self, results: Any) -> None:
         self.session.backward_ended()
         if self.session.model_calls is not None:
-            self.session.model_calls.derivatives_ended(results)
+            self.session.model_calls.backward_ended(results)
 
     @guarded
     def _evaluation_begins(self, module: Any) -> None:

@@ -89,9 +89,9 @@ class LossLoops:
         self._is_on_cpu = any(one.device.type == "cpu" for one in made)
         self._left_ns = time.monotonic_ns()
 
-    def backward_begins(self, roots: Iterable[Any], trained: Set[int]) -> None:
+    def backward_begins(self, roots: Iterable[Any], trained: Set[int], forward_ended_ns: int) -> None:
         """trained: ids of the optimizers' parameters."""
-        forward_ns, ends = time.monotonic_ns() - self._left_ns, {*self._ends}
+        forward_ns, ends = forward_ended_ns - self._left_ns, {*self._ends}
         self._ends.clear()
         between = _between(roots, ends, self._inside, trained) if ends else None
         if between is None:

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from aorta.attach.backward_graphs import num_products
-from aorta.attach.derivatives import Derivatives, num_operators
+from aorta.attach.backward_graphs import graph_of
+from aorta.attach.derivatives import Derivatives
 
 
 def passes(form, derivatives):
@@ -15,7 +15,7 @@ def passes(form, derivatives):
 
     def grad(output, *inputs, given=None):
         given = torch.ones_like(output) if given is None else given
-        derivatives.begins([output], [given], inputs, False)
+        derivatives.begins(graph_of([output]), [output], [given], inputs, False)
         found = torch.autograd.grad(output, inputs, given, create_graph=form != "no graph", retain_graph=True)
         derivatives.ended(found)
         return sum(one.square().sum() for one in found)
@@ -31,7 +31,7 @@ def passes(form, derivatives):
     else:
         loss = grad(u, x) + grad(u, t)
     loss = loss + u.sum()
-    derivatives.begins([loss], [None], (), True)
+    derivatives.begins(graph_of([loss]), [loss], [None], (), True)
     loss.backward()
     derivatives.ended([])
     derivatives.end_step()
@@ -50,24 +50,24 @@ FORMS = ("at once", "the same again", "of two outputs", "of unlike gradients")
     ],
 )
 def test_calls_for_one_more_input_go_through_the_same_graph(form, part):
-    derivatives = Derivatives(num_products)
+    derivatives = Derivatives()
     for _ in range(3):
         passes(form, derivatives)
-    found, num, num_again, line = derivatives.found()
-    assert found == pytest.approx(part)
-    assert (num, num_again) == (1 if form == "at once" else 2, int(part > 0))
-    assert not part or line.function.endswith("grad")
+    found = derivatives.found()
+    assert found.of_products == pytest.approx(part)
+    assert (found.num, found.num_again) == (1 if form == "at once" else 2, int(part > 0))
+    assert not part or found.at.function.endswith("grad")
 
 
 def test_operators_that_compute_nothing_are_not_counted():
     """Of a sum of squares of a part: the part is none."""
-    derivatives = Derivatives(num_operators)
+    derivatives = Derivatives()
     x = torch.rand(4, requires_grad=True)
     y = torch.rand(4, requires_grad=True)
     root = (x + y)[:2].square().sum()
     for one in (x, y):
-        derivatives.begins([root], [torch.ones(())], [one], False)
+        derivatives.begins(graph_of([root]), [root], [torch.ones(())], [one], False)
         derivatives.ended(torch.autograd.grad(root, one, retain_graph=True))
     derivatives.end_step()
-    part, *_ = derivatives.found()
+    part = derivatives.found().of_operators
     assert part == pytest.approx(3 / (3 + 3 + 3))  # forward, and each call: the sum, squares, and the total
