@@ -531,9 +531,10 @@ def loader_of(program: Mapping[str, Any]) -> Mapping[str, Any] | None:
         and row.get("batch_size") is not None
         and all(row.get(name) == found.get(name) for name in handed_on)
     ]
-    return (
-        {**found, **{name: twins[0][name] for name in ("batch_size", "site")}} if len(twins) == 1 else found
-    )
+    if len(twins) != 1:
+        return found
+    (made,) = twins
+    return {**found, "batch_size": made["batch_size"], "site": made.get("site")}
 
 
 def _number(row: Mapping[str, Any], name: str) -> float:

@@ -528,6 +528,9 @@ def _counted(judged: Run, account: Account, work: WorkOfStep) -> Iterator[CauseF
             "apart_at": work.unread_at.text if work.unread_at and work.unread_is_apart else None,
             "unread_of": work.unread_of or None,
             "unread_num": counted(work.unread_num, "parameter"),
+            "unread_parameters": f"the parameters in {work.unread_of}"
+            if work.unread_of
+            else "parameters that no optimizer has",
         },
     }
     ignored_ms: Floats = np.zeros_like(ms)

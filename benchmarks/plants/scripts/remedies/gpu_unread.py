@@ -1,6 +1,6 @@
 """
 cause: compute
-told: requires_grad_\(False\) for parameters that no optimizer has
+told: requires_grad_\(False\) for .+, where their module is made
 device: cuda
 """
 
