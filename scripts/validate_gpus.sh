@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# What has to hold on GPUs, in one go: bash scripts/validate_gpus.sh [NUM_GPUS] [FOLDER]
-# Raw results and logs go to FOLDER. Every part runs, and the exit code says whether one failed.
+# What has to hold on GPUs, in one go: bash scripts/validate_gpus.sh [NUM_GPUS] [FOLDER] [PART...]
+# Raw results and logs go to FOLDER. Every part runs, or those that are named (tests harmless remedies), and the exit
+# code says whether one failed.
 set -uo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/environment.sh"
 num_gpus=${1:-2}
@@ -9,6 +10,7 @@ if ! [[ $num_gpus =~ ^[1-9][0-9]*$ ]]; then
   exit 2
 fi
 folder=$(mkdir -p "${2:-artifacts/validation}" && cd "${2:-artifacts/validation}" && pwd) || exit 1
+only=" ${*:3} "
 cd "$repository" || exit 1
 use_environment
 "$python" -c 'import pytest, hypothesis' 2>/dev/null || use_environment dev
@@ -19,10 +21,13 @@ if ((present < num_gpus)); then
 fi
 export PYTHONPATH="$repository${PYTHONPATH:+:$PYTHONPATH}" PYTHONUNBUFFERED=1
 status=0
+ran=0
 
 part() {  # part NAME COMMAND...
   local name=$1
   shift
+  [[ -n ${only// /} && $only != *" $name "* ]] && return
+  ran=$((ran + 1))
   say "== $name"
   "$@" 2>&1 | tee "$folder/$name.log" || status=1
 }
@@ -30,6 +35,8 @@ part() {  # part NAME COMMAND...
 ranks=("$python" -m torch.distributed.run --standalone --nproc_per_node "$num_gpus")
 part tests "$python" -m pytest tests/gpu
 part harmless "${ranks[@]}" benchmarks/harmless.py --output "$folder/harmless.csv"
+part remedies "$python" benchmarks/plants/remedies.py "$folder/remedies" --device cuda --repeats 1 \
+  --only gpu_simulated,gpu_own_gathers
 part kernel-truth "${ranks[@]}" benchmarks/truth.py kernels --rounds 3 --output "$folder/kernel_truth.csv"
 part kernel-cost "${ranks[@]}" benchmarks/cost.py --pin --together --pairs 40 --cases fsdp_short tp ddp fsdp \
   --variants records native events --output "$folder/kernel_cost.csv"
@@ -57,5 +64,9 @@ fi
 if ((num_gpus == 4)); then
   part fsdp-tp "${ranks[@]}" train.py --config config/fsdp_tp.yaml \
     --override training.output_dir="$folder/fsdp-tp" profiling.enabled=true
+fi
+if ((ran == 0)); then
+  say "validate_gpus.sh: no part is called so:$only"
+  exit 2
 fi
 exit "$status"
