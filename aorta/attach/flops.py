@@ -39,6 +39,7 @@ from aorta.attach.compiled_modules import (
     replace_call,
 )
 from aorta.attach.derivatives import Derivatives
+from aorta.attach.fourier_lengths import FourierLengths
 from aorta.attach.layout_copies import LayoutCopies
 from aorta.attach.loss_loops import LossLoops
 from aorta.attach.meta_copies import (
@@ -138,6 +139,7 @@ class ModelCalls:
         """Of the weights that the first step's modules multiply by: how many entries are cast to which type.
         A model may enter autocast itself, or be wrapped in it."""
         self._copied, self._of_loss = LayoutCopies(), LossLoops()
+        self._transforms = FourierLengths()
         self._graphs = BackwardGraphs()
         self._derivatives = Derivatives()
         self._batches, self._frozen = NeedlessBatches(), FrozenModules()
@@ -187,6 +189,7 @@ class ModelCalls:
         else:
             self._replace(Module)
             self._put_back.append(call_before_compiling(self._compiling_begins))
+            self._transforms.begin()
             if len(self._sizes) == 1:
                 self._copied.begin()
 
@@ -197,6 +200,7 @@ class ModelCalls:
         if not is_whole or self._is_cut:
             self._sizes[-1].clear()
         self._copied.end()
+        self._transforms.end(is_whole)
         self._of_loss.end_step()
         self._batches.end_step(self._graphs.reached)
         self._graphs.end_step()
@@ -291,6 +295,7 @@ class ModelCalls:
             self._is_cut = True
             self._put_call_back()
             self._copied.end()
+            self._transforms.end(is_whole=False)
 
     def _find_around(self, optimizers: Iterable[Any]) -> None:
         around, compiled = called_around()
@@ -568,6 +573,7 @@ class ModelCalls:
             copies_bytes=self._copied.num_bytes,
             copies_at=max(num_at, key=num_at.__getitem__, default=None),
             quiet=self._batches.quiet(),
+            transforms=self._transforms.found(),
             num_sizes=(len({*sizes}), len(sizes)),
         )
         models = {key: kind for key, kind in kinds.items() if self._models[key[0]][1]}

@@ -527,6 +527,22 @@ class DerivativeCalls(msgspec.Struct, frozen=True, kw_only=True):
     at: StackFrame | None = None
 
 
+class FourierTransforms(msgspec.Struct, frozen=True, kw_only=True):
+    """Those of a step whose lengths have a large prime factor."""
+
+    num: int
+    length: int
+    """Of those with most entries."""
+    prime: int
+    """The largest that divides it."""
+    with_gradient: float
+    """Part of their entries of which the results have gradients."""
+    ms: float | None
+    """Of a CPU, forward, by the host's clock: the median of the steps in which they were timed. None of a
+    device."""
+    at: StackFrame | None = None
+
+
 class CallsOfFewRows(msgspec.Struct, frozen=True, kw_only=True):
     """Calls with gradients of one model in a step, none of which is given what another one gives."""
 
@@ -705,6 +721,7 @@ class WorkOfStep(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     calls: CallsOfFewRows | None = None
     """Of the model that is called most often."""
     derivatives: DerivativeCalls | None = None
+    transforms: FourierTransforms | None = None
     before: float = 0.0
     """Of a frozen module that is called with rows of earlier steps; none of `flops`."""
     before_at: StackFrame | None = None
