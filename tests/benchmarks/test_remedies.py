@@ -23,6 +23,7 @@ REMEDIES = remedies()
 WITHOUT_PROGRAM = {
     ("clock", "check cooling"): "a fault of a machine",
     ("idle", ""): "of traces without host activities: nothing is set",
+    ("compute", "make lengths of Fourier transforms"): "as of the one that is known",
     ("late_rank", "inspect"): "a fault of a machine",
     ("transfer", "the plain optimizer in place"): "zero_alone shows it, and is told which",
     ("program_code", "DistributedDataParallel, with a process"): "the changed program has more ranks",

@@ -925,7 +925,7 @@ def cause_of(
         min(max(room.most_ms, min(value.ms + (0.0 if is_of_kernels else finding.more_ms), step)), waited_ms),
         goes_too_ms + finding.more_ms + beside_ms,
         (less, more),
-        1.0 if is_of_kernels else float(finding.facts.get("least_part", 1.0)),
+        1.0 if is_of_kernels and finding.kind == "imbalance" else finding.facts.get("least_part", 1.0),
     )
     if interval and finding.kind == "synchronisation" and sampled is not None and sampled.num_samples:
         # Or as long as the thread was seen in their line, where a device idles behind waits for it.

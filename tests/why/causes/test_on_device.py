@@ -14,6 +14,7 @@ from aorta.account.judge.answer import dataset_answer
 from aorta.account.judge.judged import dataset, judge
 from aorta.account.load.open import load_run
 from aorta.account.load.rank.phases import PREFIX
+from aorta.hardware.part import load_hardware
 from aorta.records.files import kernels_name, sites_name
 from aorta.records.schema import (
     UNLIKE,
@@ -25,6 +26,7 @@ from aorta.records.schema import (
     KernelNames,
     KernelSums,
     LineOfWork,
+    LossLoop,
     OperatorLoop,
     WorkOfStep,
 )
@@ -41,6 +43,7 @@ from aorta.why.causes.losses.needless import (
     _tf32_as_fast,
     lines_text,
     loop_of,
+    loss_loop,
     needless_work,
 )
 from aorta.why.causes.losses.program_code import _computes_by_itself, _slowed
@@ -61,6 +64,8 @@ LONG_MS = 90.0
 KERNELS = {"source": "kernels"}
 MEMORY = sampled()["memory"]
 LINE = StackFrame("train.py", 5, "Model.forward", True)
+RATE = load_hardware("h200").memory.sustained_hbm_bytes_per_s / 1e12
+"""GB that the device moves in a ms."""
 
 
 def named(folder, make, steps=STEPS, run=None):
@@ -1058,8 +1063,16 @@ def test_a_network_in_fp64_takes_twice_as_long_on_a_cpu(work, dtype, found):
     assert [one.mean_ms for one in findings] == [pytest.approx(ms) for ms in found]
 
 
-def needless(kernels, work=None, peak=None, classes=None, shape=None, modes=None):
+def needless(*args, **named):
     """(op, ms) of what is found of kernels by name, 10 of each, in a step whose compute is 30 ms."""
+    return [
+        (finding.facts["op"], pytest.approx(finding.mean_ms))
+        for finding in needless_work(*on_device(*args, **named))
+    ]
+
+
+def on_device(kernels, work=None, peak=None, classes=None, shape=None, modes=None):
+    """A run and its account."""
     values = {f"kernel_name_ms.{name}": np.full((1, 20), ms) for name, ms in kernels.items()}
     values |= {f"kernel_name_count.{name}": np.full((1, 20), 10.0) for name in kernels}
     values |= {
@@ -1087,9 +1100,7 @@ def needless(kernels, work=None, peak=None, classes=None, shape=None, modes=None
         mean_ms=lambda name: float(cells[name].mean()),
         share=lambda name: float(cells[name].mean()) / 40.0,
     )
-    return [
-        (finding.facts["op"], pytest.approx(finding.mean_ms)) for finding in needless_work(judged, account)
-    ]
+    return judged, account
 
 
 @pytest.mark.parametrize(
@@ -1374,6 +1385,33 @@ def test_convolutions_in_fp32_have_a_switch_of_their_own(monkeypatch, other, op)
     kernels = {"sm80_xmma_fprop_implicit_gemm_f32f32_f32f32_f32_nhwckrsc": 16.0, other: 4.0}
     ((found, ms),) = needless(kernels)
     assert (found, ms) == (op, pytest.approx((20.0 if other.endswith("nn") else 16.0) * 7 / 8))
+
+
+@pytest.mark.parametrize("kernel", ["multi_bluestein_fft", "prime_fft_factor", "regular_fft_factor"])
+def test_kernels_of_transforms_by_a_large_prime(kernel):
+    """With 0.75 to 1.2 of them goes what is beside them."""
+    found = (
+        [] if kernel.startswith("regular") else [("transforms", pytest.approx(10.0 * math.sqrt(0.75 * 1.2)))]
+    )
+    assert needless({kernel: 10.0, "postprocess_kernel": 3.0}) == found
+
+
+@pytest.mark.parametrize(
+    ("model_bytes", "most_ms"),
+    [pytest.param(20e9, 12.0 - (20 + 4) / RATE, id="counted"), pytest.param(0.0, None, id="not-counted"),
+     pytest.param(60e9, None, id="the-rest-is-the-model's")],
+)  # fmt: skip
+def test_a_loss_by_hand_takes_what_it_moves_to_what_the_model_leaves_of_such_kernels(model_bytes, most_ms):
+    """12 GB that one function makes 4."""
+    loop = LossLoop(operators=12, ms=None, bytes=12e9, least_bytes=4e9)
+    classes = {"kernel_ms.elementwise": 9.0, "kernel_ms.copy": 1.0, "kernel_ms.normalization": 2.0}
+    judged, account = on_device({}, WorkOfStep(bytes=model_bytes), classes=classes)
+    judged.noted.loss_loop = loop
+    (finding,) = loss_loop(judged, account)
+    least_ms = 8 / RATE
+    assert finding.mean_ms == pytest.approx(math.sqrt(least_ms * (most_ms or least_ms)))
+    assert finding.facts.get("is_least", False) == (most_ms is None)
+    assert finding.mean_ms + finding.more_ms == pytest.approx(most_ms or least_ms)
 
 
 def test_convolutions_that_copy_their_inputs_into_columns():

@@ -28,7 +28,7 @@ from aorta.account.metrics import of_operation, operations
 from aorta.account.model import Run, once_of_run
 from aorta.account.numbers import counted, number, percent
 from aorta.account.rows import positive
-from aorta.records.schema import LineOfWork, OperatorLoop, WorkOfStep
+from aorta.records.schema import LineOfWork, LossLoop, OperatorLoop, WorkOfStep
 from aorta.records.stacks import StackFrame
 from aorta.timeline.arrays import Floats
 from aorta.traces.classify import COMM_RULES, classifier, kernel_class
@@ -49,6 +49,7 @@ from aorta.why.causes.source import pieces_of_run
 TAKES: dict[tuple[str, ...], float] = {WORK: 1.0}
 PRODUCTS = ("gemm", "attention")
 """Classes of kernels that take as long as their FLOPs; others take as long as their bytes."""
+MEMORY_BOUND = ("elementwise", "copy", "normalization")
 LARGE = 0.1
 """Of products in a wide type, that others must take for these to be the exception."""
 FULL = re.compile(r"f32f32_f32f32_f32|(?<!fp16_)(?<!bf16_)sgemm|scudnn")
@@ -72,6 +73,12 @@ NOT_ALL = (
 COLUMNS_SAVE = 0.7
 """Of the products of one image after the other beside such copies, that cuDNN does not take: 5.2 ms for 18.4
 on an H200."""
+PRIME_TRANSFORM = re.compile(r"bluestein|prime_fft")
+"""Kernels of transforms by large primes, of cuFFT and rocFFT."""
+PRIMES_SAVE, PRIMES_SAVE_ON_CPU = (0.75, 1.2), (0.55, 0.91)
+"""Of those kernels' time on an H200, beside which others go too, and of all such transforms in one thread,
+that lengths of small primes save: of 13 lengths of 202 to 201,800, and of 15 of 1,021 to 100,003."""
+MULTIPLE, SMALL_PRIMES = 16, (2, 3, 5)
 FP64 = re.compile(r"f64f64|dgemm|d884|double\)$")
 """In names of kernels for people."""
 LOWER_PRECISION = re.compile(
@@ -242,6 +249,7 @@ def _all_of_it(judged: Run, account: Account) -> Iterator[CauseFinding]:
         of_these_ms = float(ms.mean())
         yield _found("layout", COPIES, work.copies_at, ms, num_copies=work.copies, layout_ms=of_these_ms)
     yield from _odd_products(judged, names, work)
+    yield from _prime_transforms(judged, account, names, work)
     if columns := [name for name in names if COLUMNS.search(name)]:
         ms = _time_of(judged, columns)
         both_ms = ms + np.minimum(COLUMNS_SAVE * _time_of_class(judged, "gemm"), ms)
@@ -286,8 +294,10 @@ def _found(
 
 
 def _within(account: Account, least_ms: float, most_ms: float, **facts: Any) -> CauseFinding:
-    """Of what ranks compute on a CPU, what is known within limits: told is the middle, as of ratios."""
-    work_ms, (ms, takes) = float(work_ms_of(account).mean()), beside_others(account, work_ms_of(account))
+    """Of what ranks compute, what is known within limits: told is the middle, as of ratios."""
+    work_ms, (ms, takes) = float(work_ms_of(account).mean()), (work_ms_of(account), TAKES)
+    if not account.on_device:
+        ms, takes = beside_others(account, ms)
     lost_ms = math.sqrt(least_ms * most_ms)
     found = _found(ms=lost_ms / work_ms * ms, takes=takes, least_part=least_ms / lost_ms, **facts)
     found.more_ms = (most_ms - lost_ms) / work_ms * float(ms.mean())
@@ -309,12 +319,16 @@ def loss_loop(judged: Run, account: Account) -> Iterator[CauseFinding]:
         "part_ms": loop.ms,
     }
     part_ms = loop.ms
-    if loop.least_bytes and (account.on_device or part_ms is None):
-        return
-    if loop.least_bytes and part_ms is not None:
-        part_ms = min(part_ms, 1e3 * loop.bytes / SLOWEST_BYTES_PER_S) * (1 - loop.least_bytes / loop.bytes)
+    if loop.least_bytes:
         facts |= {"origin": "handed", "what": f"{loop.operators} operators of a loss that is made by hand"}
-        facts |= {"loss_bytes": loop.bytes, "one_bytes": loop.least_bytes, "least_part": HALF}
+        facts |= {"loss_bytes": loop.bytes, "one_bytes": loop.least_bytes}
+        if account.on_device:
+            yield from _handed_in_loss(judged, account, loop, facts)
+            return
+        if part_ms is None:
+            return
+        facts["least_part"] = HALF
+        part_ms = min(part_ms, 1e3 * loop.bytes / SLOWEST_BYTES_PER_S) * (1 - loop.least_bytes / loop.bytes)
     elif loop.weights_bytes >= LARGE_BYTES:
         those, hardware = counted(loop.parameters, "parameter"), part_of_device(judged)
         rate = CPU_BYTES_PER_S if hardware is None else hardware.memory.sustained_hbm_bytes_per_s
@@ -343,6 +357,24 @@ def loss_loop(judged: Run, account: Account) -> Iterator[CauseFinding]:
     yield CauseFinding("compute", part_ms / taken / float(work_ms.mean()) * both_ms, takes, facts=facts)
 
 
+def _handed_in_loss(
+    judged: Run, account: Account, loop: LossLoop, facts: dict[str, Any]
+) -> Iterator[CauseFinding]:
+    """What operators of a loss move on a device beyond one function for all: at its memory's rate, to what of
+    the kernels that memory bounds is left beside the model's and that function."""
+    hardware, model_bytes = part_of_device(judged), (judged.noted.work or WorkOfStep()).bytes
+    if hardware is None:
+        return
+    ms_of_byte = 1e3 / hardware.memory.sustained_hbm_bytes_per_s
+    least_ms = (loop.bytes - loop.least_bytes) * ms_of_byte
+    all_ms = sum(float(_time_of_class(judged, name).mean()) for name in MEMORY_BOUND)
+    most_ms = all_ms - (model_bytes + loop.least_bytes) * ms_of_byte
+    if not model_bytes or least_ms >= most_ms:
+        facts |= {"is_least": True, "not_known": "what its kernels take beyond that"}
+        most_ms = least_ms
+    yield _within(account, least_ms, most_ms, at=None, **facts)
+
+
 def _emulated(judged: Run, account: Account, work: WorkOfStep) -> Iterator[CauseFinding]:
     """Products in a type of two bytes that a CPU has no instructions for: what it takes beyond fp32."""
     modes = noted_modes(judged.noted)
@@ -356,6 +388,46 @@ def _emulated(judged: Run, account: Account, work: WorkOfStep) -> Iterator[Cause
     found.facts |= {"in_fp32_ms": 1e3 * in_fp32_s, "dtype": work.precision}
     found.facts["not_known"] = "by how much fp32 takes less than that"
     yield found
+
+
+def _prime_transforms(
+    judged: Run, account: Account, names: list[str], work: WorkOfStep
+) -> Iterator[CauseFinding]:
+    """What Fourier transforms of lengths with a large prime factor take beyond those of the next length
+    without: on a device by their kernels."""
+    noted = work.transforms
+    facts: dict[str, Any] = {"op": "transforms", "what": "Fourier transforms by a large prime", "at": None}
+    if noted is not None:
+        facts["at"], facts["length"] = noted.at, f"{noted.length:,}"
+        facts["what"] = f"{counted(noted.num, 'Fourier transform')} of length {noted.length:,}"
+        facts |= {"prime": f"{noted.prime:,}", "good_length": f"{_good_length(noted.length):,}"}
+    if account.on_device:
+        told = [name for name in names if PRIME_TRANSFORM.search(name)]
+        ms, kernel = float(_time_of(judged, told).mean()), next(iter(told), None)
+        least_ms, most_ms = (part * ms for part in PRIMES_SAVE)
+        facts |= {"transform_kernel": kernel, "kernels_ms": ms}
+    else:
+        ms = 0.0 if noted is None or noted.ms is None else (1 + noted.with_gradient) * noted.ms
+        least_ms, most_ms = (part * min(ms, float(work_ms_of(account).mean())) for part in PRIMES_SAVE_ON_CPU)
+        facts["transforms_ms"] = ms
+    if least_ms > 0:
+        yield _within(account, least_ms, most_ms, **facts)
+
+
+def _good_length(length: int) -> int:
+    """The next one that small primes alone divide, and MULTIPLE, where that is no great part of it."""
+    multiple = MULTIPLE if length >= MULTIPLE**2 else 1
+    found = -(-length // multiple) * multiple
+    while not _is_good(found):
+        found += multiple
+    return found
+
+
+def _is_good(length: int) -> bool:
+    for prime in SMALL_PRIMES:
+        while length % prime == 0:
+            length //= prime
+    return length == 1
 
 
 def _odd_products(judged: Run, names: list[str], work: WorkOfStep) -> Iterator[CauseFinding]:
