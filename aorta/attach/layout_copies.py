@@ -1,7 +1,7 @@
 """Copies into another layout that lines of the program ask for, counted in a single step.
 
-While that step runs, Tensor.contiguous, reshape and to are replaced, and nothing is when it has ended. What
-libraries ask for, and what operators copy by themselves, is not counted.
+While that step runs, Tensor.contiguous, reshape, flatten and to are replaced, and nothing is when it has
+ended. What libraries ask for, and what operators copy by themselves, is not counted.
 """
 
 import sys
@@ -16,7 +16,7 @@ import torch
 from aorta.records.libraries import library_of
 from aorta.records.stacks import StackFrame
 
-NAMES = ("contiguous", "reshape", "to")
+NAMES = ("contiguous", "reshape", "flatten", "to")
 
 
 class LayoutCopies:

@@ -1387,6 +1387,24 @@ def test_convolutions_in_fp32_have_a_switch_of_their_own(monkeypatch, other, op)
     assert (found, ms) == (op, pytest.approx((20.0 if other.endswith("nn") else 16.0) * 7 / 8))
 
 
+@pytest.mark.parametrize(
+    ("copies", "convolution", "ms", "most_ms"),
+    [
+        pytest.param(4, "sm90_xmma_fprop_nhwc", math.sqrt(3.6 * 9.0), 9.0 + 2.0, id="put-back"),
+        pytest.param(6, "sm90_xmma_fprop_nhwc", 5.4, 5.4, id="no-more-than-asked-for"),
+        pytest.param(4, "sm90_xmma_fprop_nchw", 3.6, 3.6, id="no-convolutions-in-channels-last"),
+    ],
+)
+def test_copies_into_another_layout_are_put_back_before_convolutions(copies, convolution, ms, most_ms):
+    """Of 10 copies that take 9 ms 4 are asked for; 2 ms more go through tensors of unlike strides."""
+    kernels = {"elementwise_kernel (direct_copy_kernel_cuda)": 9.0, "elementwise_kernel (BinaryFunctor)": 2.0}
+    work = WorkOfStep(copies=copies, copies_at=LINE)
+    (finding,) = needless_work(*on_device({**kernels, convolution: 5.0}, work))
+    assert (finding.facts["op"], finding.mean_ms) == ("layout", pytest.approx(ms))
+    assert finding.mean_ms + finding.more_ms == pytest.approx(most_ms)
+    assert finding.mean_ms * finding.facts.get("least_part", 1.0) == pytest.approx(0.9 * copies)
+
+
 @pytest.mark.parametrize("kernel", ["multi_bluestein_fft", "prime_fft_factor", "regular_fft_factor"])
 def test_kernels_of_transforms_by_a_large_prime(kernel):
     """With 0.75 to 1.2 of them goes what is beside them."""
@@ -1398,7 +1416,7 @@ def test_kernels_of_transforms_by_a_large_prime(kernel):
 
 @pytest.mark.parametrize(
     ("model_bytes", "most_ms"),
-    [pytest.param(20e9, 12.0 - (20 + 4) / RATE, id="counted"), pytest.param(0.0, None, id="not-counted"),
+    [pytest.param(20e9, 12.0 - (20 + 2.5) / RATE, id="counted"), pytest.param(0.0, None, id="not-counted"),
      pytest.param(60e9, None, id="the-rest-is-the-model's")],
 )  # fmt: skip
 def test_a_loss_by_hand_takes_what_it_moves_to_what_the_model_leaves_of_such_kernels(model_bytes, most_ms):

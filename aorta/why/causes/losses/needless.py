@@ -49,6 +49,9 @@ from aorta.why.causes.source import pieces_of_run
 TAKES: dict[tuple[str, ...], float] = {WORK: 1.0}
 PRODUCTS = ("gemm", "attention")
 """Classes of kernels that take as long as their FLOPs; others take as long as their bytes."""
+CROSS_ENTROPY = 5 / 8
+"""Of what one function for a loss is counted to move, that torch's moves on a device: log_softmax reads and
+writes, and reads two and writes one backward."""
 MEMORY_BOUND = ("elementwise", "copy", "normalization")
 LARGE = 0.1
 """Of products in a wide type, that others must take for these to be the exception."""
@@ -97,6 +100,10 @@ LAYOUT_COPY = re.compile(r"^elementwise_kernel(_manual_unroll)? \(direct_copy")
 those of like strides, which change the type."""
 ZEROS, ADDS = re.compile(r"FillFunctor"), re.compile(r"CUDAFunctor_add")
 """Kernels that fill the gradient of a table for each lookup, and add it to that of the one before."""
+STRIDED = re.compile(r"^elementwise_kernel(_manual_unroll)? ")
+"""Kernels on tensors of unlike strides, or that are repeated along some."""
+NHWC, PUT_BACK = re.compile(r"nhwc", re.IGNORECASE), 2
+"""Convolutions in channels last; copies for each that a line asks for, from which on others put back."""
 CUDNN_COPY = re.compile(r"nchwToNhwc|nhwcToNchw", re.IGNORECASE)
 """Kernels that cuDNN puts around a convolution for tensor cores, which want channels last."""
 NCHW = re.compile(r"nchw", re.IGNORECASE)
@@ -242,12 +249,7 @@ def _all_of_it(judged: Run, account: Account) -> Iterator[CauseFinding]:
         others = [name for name in names if NCHW.search(name) and name not in of_cudnn]
         found.more_ms = float(_time_of(judged, others).mean())
         yield found
-    layout = [name for name in names if LAYOUT_COPY.search(name)]
-    # Those that lines of the program ask for, of the kernels that make them and what others ask for.
-    if work.copies and (num := sum(_count_of(judged, name) for name in layout)):
-        ms = _time_of(judged, layout) * min(work.copies / num, 1.0)
-        of_these_ms = float(ms.mean())
-        yield _found("layout", COPIES, work.copies_at, ms, num_copies=work.copies, layout_ms=of_these_ms)
+    yield from _layout_copies(judged, names, work)
     yield from _odd_products(judged, names, work)
     yield from _prime_transforms(judged, account, names, work)
     if columns := [name for name in names if COLUMNS.search(name)]:
@@ -368,7 +370,7 @@ def _handed_in_loss(
     ms_of_byte = 1e3 / hardware.memory.sustained_hbm_bytes_per_s
     least_ms = (loop.bytes - loop.least_bytes) * ms_of_byte
     all_ms = sum(float(_time_of_class(judged, name).mean()) for name in MEMORY_BOUND)
-    most_ms = all_ms - (model_bytes + loop.least_bytes) * ms_of_byte
+    most_ms = all_ms - (model_bytes + CROSS_ENTROPY * loop.least_bytes) * ms_of_byte
     if not model_bytes or least_ms >= most_ms:
         facts |= {"is_least": True, "not_known": "what its kernels take beyond that"}
         most_ms = least_ms
@@ -428,6 +430,27 @@ def _is_good(length: int) -> bool:
         while length % prime == 0:
             length //= prime
     return length == 1
+
+
+def _layout_copies(judged: Run, names: list[str], work: WorkOfStep) -> Iterator[CauseFinding]:
+    """Those that lines of the program ask for, of the kernels that make them and what others ask for. Where
+    convolutions want channels last, most of the others put back what these lines have changed."""
+    copies = [name for name in names if LAYOUT_COPY.search(name)]
+    num = sum(_count_of(judged, name) for name in copies)
+    if not work.copies or not num:
+        return
+    all_ms = _time_of(judged, copies)
+    ms = all_ms * min(work.copies / num, 1.0)
+    found = _found("layout", COPIES, work.copies_at, ms, num_copies=work.copies, layout_ms=float(ms.mean()))
+    if num >= PUT_BACK * work.copies and any(NHWC.search(name) for name in names):
+        least_ms, most_ms = float(ms.mean()), float(all_ms.mean())
+        lost_ms = math.sqrt(least_ms * most_ms)
+        found.ms = lost_ms / most_ms * all_ms
+        strided_ms = _time_of(judged, [name for name in names if STRIDED.search(name) and name not in copies])
+        found.more_ms = most_ms - lost_ms + float(strided_ms.mean())
+        found.facts |= {"least_part": least_ms / lost_ms, "all_copies_ms": most_ms}
+        found.facts |= {"num_all_copies": f"{num:,.0f}"}
+    yield found
 
 
 def _odd_products(judged: Run, names: list[str], work: WorkOfStep) -> Iterator[CauseFinding]:
