@@ -48,6 +48,8 @@ class CauseFinding:
     """It lasts all along the run, and chance would not have it in so many steps: however the level drifts."""
     more_ms: float = 0.0
     """What may go with it at most, for the upper end of its interval."""
+    most_ms: float = math.inf
+    """That it may come to with all of it, such as the phase that it is in."""
     num_samples: int = 0
     """That ms is as long as: few may be more or fewer by chance. 0 where it is of none."""
     size_error: float = 0.0

@@ -930,6 +930,8 @@ def cause_of(
     if interval and finding.kind == "synchronisation" and sampled is not None and sampled.num_samples:
         # Or as long as the thread was seen in their line, where a device idles behind waits for it.
         interval = min(interval[0], value.ms * sampled.ms / finding.mean_ms), interval[1]
+    if interval and interval[1] > finding.most_ms:
+        interval = min(interval[0], value.ms), max(finding.most_ms, value.ms)
     limit: Limit | None = None
     if finding.facts.get("is_least"):
         limit, not_known = "at least", finding.facts.get("not_known", "what new memory costs")

@@ -1,7 +1,9 @@
 """The line of the program that a cause names, by stacks written beside a run with a known loss."""
 
 import ast
+import math
 import os
+from types import SimpleNamespace
 
 import msgspec
 import numpy as np
@@ -326,6 +328,25 @@ def test_what_the_program_does_in_every_step_beside_its_model_is_named(tmp_path)
     assert (cause.kind, cause.line.text) == ("program_code", "augment(), straggler.py:5")
     assert cause.ms == pytest.approx(32.0 * 6 / 39, rel=0.05)
     assert cause.change.startswith("do what augment(), straggler.py:5 does once, before training")
+
+
+@pytest.mark.parametrize(
+    ("of_samples", "ms"),
+    [
+        ({"rest": 10}, 4.0 + 1.0 + 2.0),
+        ({"rest": 9, "data": 5}, 4.0 + 1.0 + 2.0 + 8.0),
+        ({"data": 19, "backward": 1}, 8.0),  # which may be chance
+        ({"data": 5, "backward": 5}, math.inf),
+    ],
+)
+def test_no_more_goes_with_samples_than_the_phases_that_they_are_in(monkeypatch, of_samples, ms):
+    host_ms = {"data": 8.0, "forward": 4.0, "backward": 16.0, "logging": 1.0, "rest": 2.0}
+    rows = [SimpleNamespace(phase=phase, ms=of_phase) for phase, of_phase in host_ms.items()]
+    monkeypatch.setattr(program_code, "phases_of", lambda judged: rows)
+    phases = np.array([phase for phase, num in of_samples.items() for _ in range(num)])
+    samples = SimpleNamespace(in_phase=lambda name: phases == name)
+    seen = SimpleNamespace(of=[(samples, [*range(len(phases))])], num=len(phases))
+    assert program_code.phases_around_ms(None, seen) == ms
 
 
 @pytest.mark.parametrize("phase", ["forward", "data"])

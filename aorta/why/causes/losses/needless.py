@@ -52,7 +52,8 @@ PRODUCTS = ("gemm", "attention")
 CROSS_ENTROPY = 5 / 8
 """Of what one function for a loss is counted to move, that torch's moves on a device: log_softmax reads and
 writes, and reads two and writes one backward."""
-MEMORY_BOUND = ("elementwise", "copy", "normalization")
+THROUGH_MEMORY = ("elementwise", "copy", "normalization")
+"""Classes of kernels that take as long as their bytes, and of which compiled code has fewer."""
 LARGE = 0.1
 """Of products in a wide type, that others must take for these to be the exception."""
 FULL = re.compile(r"f32f32_f32f32_f32|(?<!fp16_)(?<!bf16_)sgemm|scudnn")
@@ -369,7 +370,7 @@ def _handed_in_loss(
         return
     ms_of_byte = 1e3 / hardware.memory.sustained_hbm_bytes_per_s
     least_ms = (loop.bytes - loop.least_bytes) * ms_of_byte
-    all_ms = sum(float(_time_of_class(judged, name).mean()) for name in MEMORY_BOUND)
+    all_ms = sum(float(_time_of_class(judged, name).mean()) for name in THROUGH_MEMORY)
     most_ms = all_ms - (model_bytes + CROSS_ENTROPY * loop.least_bytes) * ms_of_byte
     if not model_bytes or least_ms >= most_ms:
         facts |= {"is_least": True, "not_known": "what its kernels take beyond that"}
@@ -999,7 +1000,9 @@ def idle_cores(judged: Run, account: Account) -> Iterator[CauseFinding]:
     if not work.flops:
         facts |= {"is_most": True, "not_known": "how much of a step are operators with little to compute"}
     ms = _by_threads(work, work_ms, 1 - used / cores)
-    yield _found("threads", "cores that idle", noted_line(modes.get("threads_at")), ms, **facts)
+    found = _found("threads", "cores that idle", noted_line(modes.get("threads_at")), ms, **facts)
+    found.most_ms = (1 - used / cores) * float(work_ms.mean())  # as if all were divided among them
+    yield found
 
 
 def _by_threads(work: WorkOfStep, work_ms: Floats, part: float) -> Floats:

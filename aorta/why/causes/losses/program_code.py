@@ -12,7 +12,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import msgspec
 import numpy as np
@@ -21,6 +21,7 @@ from aorta.account.cause import CauseKind, CodeLine
 from aorta.account.judge.alike import parameter_bytes
 from aorta.account.judge.cells import Account, has_point_to_point
 from aorta.account.judge.occasional import Occasions
+from aorta.account.judge.phases import phases_of
 from aorta.account.judge.sites import sites_of
 from aorta.account.judge.stacks import (
     CALLED_OF_TORCH,
@@ -42,12 +43,12 @@ from aorta.account.metrics import of_operation, operations
 from aorta.account.model import Run
 from aorta.account.numbers import quantity
 from aorta.account.rows import of_the_others
-from aorta.records.schema import NO_CALL, NO_OPTIMIZER, HostKind
-from aorta.records.stacks import Function, StackFrame
+from aorta.records.schema import NO_CALL, NO_OPTIMIZER, HostKind, StepPhase
+from aorta.records.stacks import Function, StackFrame, StackPhase
 from aorta.timeline.arrays import Flags, Floats, Ints
 from aorta.why.causes.finding import WAIT, CauseFinding
 from aorta.why.causes.losses.host_needs import MOSTLY_IDLE
-from aorta.why.causes.losses.needless import CONVOLUTION
+from aorta.why.causes.losses.needless import CONVOLUTION, THROUGH_MEMORY
 from aorta.why.causes.losses.seen import Line, Seen, line_of
 from aorta.why.causes.program import noted_line, program_of
 from aorta.why.causes.rules import faster_form, instead_of
@@ -65,6 +66,15 @@ LARGE = 0.1
 """Of a step, from which on a group is called by what it does to the device."""
 MOSTLY = 0.4
 """Of the idle time that the largest group may take, from which on exposed copies are what it does."""
+AROUND: dict[StackPhase, tuple[StepPhase, ...]] = {
+    "rest": ("forward", "logging", "rest"),
+    "data": ("data",),
+    "evaluation": ("evaluation",),
+    "checkpoint": ("checkpoint",),
+}
+"""Phases of the host that may hold samples of each: what is before backward passes may count as forward."""
+FEW_OF_THEM = 0.1
+"""Of the samples of a loss, which may be in a phase by chance."""
 READ_AT = re.compile(r"values.* \(at (.+):(\d+)\)$")
 """Function and line, in the reason why a model was not counted."""
 CHECKS = re.compile(r"(^|\.)is(nan|inf|finite)$")
@@ -109,8 +119,6 @@ few."""
 CALL, CALL_ERROR = 3.0, math.log(2.0)
 """What cProfile adds to a call, of what it adds in a burst: 1.9 to 5.2 times in seven programs, least in a
 loop that calls one function, most where calls lie far apart."""
-THROUGH_MEMORY = ("elementwise", "normalization", "copy")
-"""Classes of kernels, of which compiled code has fewer."""
 DEALS, DEALT_BYTES = ("broadcast", "scatter"), 1 << 20
 """How one rank hands batches to the others, and what it does not hand out of less in a step."""
 AS_MANY = 0.01
@@ -285,7 +293,21 @@ def program_code(
         is_small = ms.mean() < enough * account.mean_step_ms or seen.may_be_chance(enough / 2)
         if kind == "program_code" and is_small:
             continue  # it would not be named, and take from what is
-        yield CauseFinding(kind, ms, {cells: 1.0}, facts=facts, num_samples=num_samples)
+        most_ms = phases_around_ms(judged, seen) if kind == "program_code" else math.inf
+        yield CauseFinding(kind, ms, {cells: 1.0}, facts=facts, num_samples=num_samples, most_ms=most_ms)
+
+
+def phases_around_ms(judged: Run, seen: Seen) -> float:
+    """What a step has, by the host's clock, of the phases that these samples are in: no more than that goes
+    with what they show. Infinite where they are in passes too."""
+    ms = Counter({row.phase: row.ms for row in phases_of(judged)})
+    is_in: dict[StackPhase, bool] = {
+        name: sum(int(one.in_phase(name)[rows].sum()) for one, rows in seen.of) > FEW_OF_THEM * seen.num
+        for name in get_args(StackPhase)
+    }
+    around = {phase for name, is_there in is_in.items() if is_there for phase in AROUND.get(name, ())}
+    is_known = ms and all(name in AROUND for name, is_there in is_in.items() if is_there)
+    return sum(ms[phase] for phase in around) if is_known else math.inf
 
 
 def _compiles(whole: Run, account: Account, samples: list[Samples]) -> Iterator[CauseFinding]:
