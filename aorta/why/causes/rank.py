@@ -104,6 +104,8 @@ OF_THEIR_LINE: tuple[CauseKind, ...] = (
 )
 """Kinds whose remedy is to do their line's work less often or otherwise: whatever else is lost in that line
 goes with it."""
+SEVERAL_READS = 2
+"""Of values of the device, in a line and a step: a loop within the step reads them."""
 IN_AN_UPDATE = 8
 """Optimizer steps that learn from what was gathered before the first of them, at most."""
 ECHO = 0.4
@@ -837,7 +839,8 @@ def cause_of(
         facts |= workers.facts
     elif workers is not None:
         facts |= {"at_line": "", **workers.facts}
-    may_loop = line is not None and (finding.kind in (*ANEW, "pause") or op == "loss")
+    reads_several = bool(calls) and calls[0].num >= SEVERAL_READS
+    may_loop = line is not None and (finding.kind in (*ANEW, "pause") or op == "loss" or reads_several)
     source = source_of(line.file, judged.noted) if line is not None and may_loop else None
     if source is not None and line is not None:
         rounds = rounds_around(source.tree, line.line)
@@ -856,7 +859,8 @@ def cause_of(
     if issuer := issuer_of(finding, judged):
         facts |= issuer
         facts.pop("merged", None)
-    told_by = (op, origin, issuer.get("layer"), "any")
+    of_stack = "many_groups" if finding.kind == "optimizer" and "many_groups" in stack else None
+    told_by = (op, origin, issuer.get("layer"), of_stack, "any")
     keys = [str(one) for one in told_by if line is None or (one != "any" and finding.kind != "late_rank")]
     key = next((one for one in keys if one in rule.made), "")
     made = made_in(pieces_of_run(judged), key, rule.begins(key), line) if key else ""

@@ -2,6 +2,7 @@
 
 import random
 
+from aorta.hardware.part import load_hardware
 from aorta.records.schema import CollectiveRecord, DeviceRecord, HostSpan, MemoryRecord
 from aorta.timeline.types import Kind, Span, Timeline
 from aorta.why.causes.rank import found_causes
@@ -10,6 +11,8 @@ from tests.records.run_folders import run_record, step_record, write_run
 STEPS = 24
 WIDTH = 2
 MIB = 1 << 20
+RATE = load_hardware("h200").memory.sustained_hbm_bytes_per_s / 1e12
+"""GB that an H200 moves in a ms."""
 
 
 def causes(judged):

@@ -8,11 +8,11 @@ import pytest
 from aorta.account.judge.cells import account_of
 from aorta.account.judge.judged import judge
 from aorta.account.load.open import load_run
-from aorta.records.schema import HostUse
+from aorta.records.schema import HostUse, KernelSums, WorkOfStep
 from aorta.why.causes.losses import hooks
 from aorta.why.causes.source import pieces_of, source_of
 from tests.records.run_folders import run_record
-from tests.why.causes.runs import MIB, Host, causes, plain, run_of
+from tests.why.causes.runs import MIB, RATE, Host, causes, plain, run_of
 from tests.why.causes.stacks import COMMON, TRAIN, write_stacks
 
 SOURCE = {"source": "kernels", "modules": ["bucket 0: weight"], "host_use": HostUse(35.0, 0.0)}
@@ -115,6 +115,34 @@ def test_what_modules_call_beside_their_forward_pass_is_a_hook(tmp_path, frame, 
     assert [one.line.text for one in hooks] == ["keep_outputs(), train.py:90"] * is_found
     for one in hooks:
         assert one.ms == pytest.approx(8.0, rel=0.2)
+        assert "register a hook once" in one.change
+
+
+@pytest.mark.parametrize(
+    ("model_bytes", "in_hooks_ms", "most_ms"),
+    [
+        pytest.param(20e9, 8.0, 15.0 - 20 / RATE, id="beside-the-model"),
+        pytest.param(0.0, 8.0, None, id="of-a-model-that-was-not-counted"),
+        pytest.param(80e9, 8.0, None, id="the-model-may-take-all"),
+        pytest.param(20e9, 1.0, None, id="hardly-ever-seen-in-them"),
+    ],
+)
+def test_hooks_beside_which_a_device_is_busy_take_at_most_what_the_model_leaves(
+    tmp_path, model_bytes, in_hooks_ms, most_ms
+):
+    """Of 15 ms of kernels that memory bounds."""
+    devices = [{"kind": "cuda", "name": "NVIDIA H200", "memory_bytes": 80 << 30}]
+    run = run_record(2, work=WorkOfStep(flops=1e9, bytes=model_bytes), devices=devices)
+    classes = {"elementwise": (9.0, 90), "copy": (4.0, 40), "normalization": (2.0, 20), "gemm": (13.0, 30)}
+    kernels = {"source": "kernels", "kernels": KernelSums(num_kernels=180, classes=classes, top=[])}
+    folder = run_of(tmp_path, lambda rank, step, noise: (plain(noise), kernels), run)
+    for rank in (0, 1):
+        hooks_ms = ("outputs", "forward", "runs", in_hooks_ms)
+        write_stacks(folder, rank, ("norm", "forward", "runs", 40.0 - in_hooks_ms), hooks_ms)
+    told = [one for one in causes(judge(load_run(folder, "run"), 1)) if one.kind == "program_code"]
+    assert [one.ms for one in told] == ([] if most_ms is None else [pytest.approx(most_ms, rel=0.02)])
+    for one in told:
+        assert (one.limit, one.line.text) == ("at most", "keep_outputs(), train.py:90")
         assert "register a hook once" in one.change
 
 

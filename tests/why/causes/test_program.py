@@ -157,6 +157,16 @@ def test_advice_says_what_is_set_where(tmp_path, make, program, text):
     assert text in advice(tmp_path, make, **program)
 
 
+def test_parameter_groups_are_placed_where_the_program_makes_them(tmp_path):
+    path = tmp_path / "train.py"
+    path.write_text('def grouped(model):\n    return [{"params": [one]} for one in model.parameters()]\n')
+    program = {"optimizers": [ADAM | OF_300]}
+    record = run_record(2, program=program, command=[str(path)], started_unix_ns=2**62)
+    (cause,) = causes(judge(load_run(run_of(tmp_path / "run", slow_optimizer, record), "run")))
+    assert ", whose groups are made in grouped(), train.py:2" in cause.subject
+    assert cause.change.endswith(": at grouped(), train.py:2")
+
+
 @pytest.mark.parametrize(
     ("torch", "option"),
     [("2.12.1", "broadcast_buffers"), ("2.13.0+cpu", "forward_sync_buffers"), (None, "broadcast_buffers")],

@@ -6,6 +6,8 @@ from collections import Counter
 from collections.abc import Iterator
 from itertools import pairwise
 
+import numpy as np
+
 from aorta.account.judge.cells import Account
 from aorta.account.judge.stacks import (
     FEWEST,
@@ -21,6 +23,9 @@ from aorta.account.rows import positive
 from aorta.records.stacks import StackFrame
 from aorta.timeline.collective import busbw_factor
 from aorta.why.causes.finding import WAIT, CauseFinding
+from aorta.why.causes.losses.host_needs import MOSTLY_IDLE
+from aorta.why.causes.losses.needless import TAKES, beside_model_ms
+from aorta.why.causes.losses.parts import work_ms_of
 from aorta.why.causes.losses.program_code import (
     BACKWARD,
     CPU_CELLS,
@@ -60,12 +65,16 @@ def code_in_hooks(judged: Run, account: Account, losses: list[CauseFinding]) -> 
         _of_gradients(judged, samples),
         _of_optimizers(samples),
         _of_data_parallel(samples),
-        _of_modules(judged, samples) if not account.on_device else NOTHING,
+        _of_modules(judged, samples),
     ):
         if seen.fewest < FEWEST:
             continue
         ms, num = seen.common_ms(whole, account)
         facts[f"{facts['op']}_ms"] = float(ms.mean())
+        if facts["op"] == "in_hooks" and account.on_device and account.share("launch") < MOSTLY_IDLE:
+            if ms.mean() >= LARGE * account.mean_step_ms:
+                yield from _launched_in_hooks(judged, account, facts)
+            continue
         ms = positive(ms - float(facts.get("plain_ms", 0.0)))  # type: ignore[arg-type]
         if ms.mean() >= (LEAST if "is_least" in facts else LARGE) * account.mean_step_ms:
             if facts["op"] == "comm_hook":
@@ -116,6 +125,16 @@ def _of_modules(judged: Run, samples: list[Samples]) -> _Hooks:
     registered = _registered_in(judged, samples, seen)
     facts = {"op": "in_hooks", "origin": "in_hooks", "what": OWN, "at": at, "registered": registered}
     return seen, dict[str, object](facts), ()
+
+
+def _launched_in_hooks(judged: Run, account: Account, facts: dict[str, object]) -> Iterator[CauseFinding]:
+    """Where the device is busy no sample shows what it computes for them: no more than the kernels that
+    memory bounds, but for those of the model."""
+    most_ms = beside_model_ms(judged)
+    if most_ms is not None and most_ms > 0:
+        facts |= {"is_most": True, "not_known": "what of it are other kernels", "beside_ms": most_ms}
+        ms = np.full_like(work_ms_of(account), most_ms)
+        yield CauseFinding("program_code", ms, TAKES, facts=facts)
 
 
 def _registered_in(judged: Run, samples: list[Samples], seen: Seen) -> str | None:
