@@ -2,6 +2,7 @@
 
 import math
 import random
+import re
 import threading
 import time
 from collections import Counter
@@ -235,6 +236,8 @@ class _Again:
                 self.num_operators += self._watched.num_operators - self._operators_before
 
 
+EMPTY = re.compile("(new_)?empty")
+"""Operators that neither read nor write."""
 OF_SPARSE = ("mm", "addmm", "_sparse_addmm", "_sparse_mm", "spmm")
 """Operators that multiply a sparse matrix with a dense one."""
 ORDERED = {"index_add": 3, "index_copy": 3, "scatter_add": 3, "scatter_reduce": 3, "_unsafe_index_put": 2}
@@ -309,7 +312,7 @@ class _Watched(TorchDispatchMode):
             flops = int(formula(*args, **kwargs, out_val=result))
             self.flops += flops
             self.cast[self.casts[-1] if self.casts else None] += 0 if self.is_backward else flops
-        elif not _is_view(func):
+        elif not _is_view(func) and not EMPTY.match(name):
             num_bytes = sum(tensor.numel() * tensor.element_size() for tensor in (*given, *made))
             self._moved_bytes += num_bytes
         self.num_operators += bool(flops or num_bytes)

@@ -79,7 +79,7 @@ OF_SUMS = ("ordered_bytes", "indexed_bytes")
 OF_OPERATORS = (
     *("scores_bytes", "grown_bytes", "unchanged", "unchanged_bytes", "one_hot", "one_hot_bytes"),
     *("zeros", "unused", "merged", "hoisted", "hoisted_bytes", "attention", "causal"),
-    *("spread", "unfolded", "unfolded_bytes"),
+    *("spread", "unfolded", "unfolded_bytes", "widened"),
 )
 """Of NeedlessOperators, by line, as WorkOfStep calls them."""
 MOST_LINES = 64
@@ -566,12 +566,14 @@ class ModelCalls:
         this rank's part."""
         kinds, self._kinds = self._kinds, {}
         self._copies.clear()
-        num_at = self._copied.num_at
+        num_at, wide_bytes_at = self._copied.num_at, self._copied.wide_bytes_at
         sizes = [tuple(sorted(size[2] for size in step.values())) for step in self._sizes if step]
         self.work = WorkOfStep(
             copies=num_at.total(),
             copies_bytes=self._copied.num_bytes,
             copies_at=max(num_at, key=num_at.__getitem__, default=None),
+            narrowed_bytes=float(wide_bytes_at.total()),
+            narrowed_at=max(wide_bytes_at, key=wide_bytes_at.__getitem__, default=None),
             quiet=self._batches.quiet(),
             transforms=self._transforms.found(),
             num_sizes=(len({*sizes}), len(sizes)),
@@ -775,11 +777,13 @@ class ModelCalls:
             for name, by_line in found.items()
         }
         is_all = any(one.needless.is_all(lines.get("unchanged_at")) for one in counted.values())
+        widened_of = [one.needless.widened_of(lines.get("widened_at")) for one in counted.values()]
         hoisted_at = lines.get("hoisted_at")
         shares = [one.needless.hoisted_share(hoisted_at) for one in counted.values()]
         of_batches = {
             **self._of_discarded(kinds, counted),
             "hoisted_share": max(shares, default=0.0),
+            "widened_of": next(filter(None, widened_of), None),
             "twice": float(sum(num * counted[key].forward[0] for key, num in twice.items())),
             "twice_bytes": float(sum(num * counted[key].forward[1] for key, num in twice.items())),
             "twice_at": twice_at,

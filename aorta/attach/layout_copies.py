@@ -1,7 +1,7 @@
-"""Copies into another layout that lines of the program ask for, counted in a single step.
+"""Copies into another layout, and out of fp64, that lines of the program ask for, counted in a single step.
 
-While that step runs, Tensor.contiguous, reshape, flatten and to are replaced, and nothing is when it has
-ended. What libraries ask for, and what operators copy by themselves, is not counted.
+While that step runs, Tensor.contiguous, reshape, flatten, to and float are replaced, and nothing is when it
+has ended. What libraries ask for, and what operators copy by themselves, is not counted.
 """
 
 import sys
@@ -16,7 +16,8 @@ import torch
 from aorta.records.libraries import library_of
 from aorta.records.stacks import StackFrame
 
-NAMES = ("contiguous", "reshape", "flatten", "to")
+NAMES = ("contiguous", "reshape", "flatten", "to", "float")
+NARROW = (torch.float32, torch.bfloat16, torch.float16)
 
 
 class LayoutCopies:
@@ -26,6 +27,8 @@ class LayoutCopies:
         self.num_at: Counter[StackFrame] = Counter()
         """Copies by line; a tensor that lies as asked for is not copied."""
         self.num_bytes = 0
+        self.wide_bytes_at: Counter[StackFrame] = Counter()
+        """Bytes in fp64 that are cast to narrower types, by line."""
         self._put_on: dict[str, Any] = {}
 
     def begin(self) -> None:
@@ -45,7 +48,11 @@ class LayoutCopies:
             found = original(tensor, *args, **named)
             if torch.compiler.is_compiling() or found is tensor or type(tensor) not in PLAIN:
                 return found
-            if name != "to" or "memory_format" in named:
+            if tensor.dtype == torch.float64 and found.dtype in NARROW:
+                caller = sys._getframe(1)
+                if not library_of(caller.f_code.co_filename):
+                    self.wide_bytes_at[line_of(caller)] += tensor.nbytes
+            elif name not in ("to", "float") or "memory_format" in named:
                 caller = sys._getframe(1)
                 with suppress(RuntimeError):  # tensors of torch.func have no memory to point at
                     if not library_of(caller.f_code.co_filename) and found.data_ptr() != tensor.data_ptr():

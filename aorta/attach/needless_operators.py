@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch.utils._pytree import tree_leaves
 
+from aorta.attach.product_order import ProductOrder
 from aorta.attach.repeated_operators import RepeatedOperators
 from aorta.attach.repeated_rows import RepeatedRows
 from aorta.attach.without_data import num_passes, tensors_in
@@ -29,6 +30,7 @@ GROWS = 8
 """Times its largest result, that torch.cat in a line copies of what it gave before: less is not named."""
 PICKS = ("index", "index_select", "gather")
 """Operators that read as much of their first tensor as they give."""
+PREDICTS = "argmax"
 HANDS_ON = ("add", "add_", "_to_copy", "clone", "_log_softmax")
 LOSS = "nll_loss_forward"
 KEEPS_ZEROS = ("_to_copy", "clone", "mul", "div")
@@ -72,6 +74,10 @@ class _Product:
         """Held, so that no other tensor gets their storages' numbers."""
         self._read: dict[Any, float] = {}
         """Entries, by place and shape."""
+        self.targets: set[int] = set()
+        """Of losses that read it, by storage."""
+        self.predicted: dict[int, set[int]] = {}
+        """Storages of the classes that are largest in it, with what these are compared with."""
 
     def read(self, one: torch.Tensor, picked: torch.Tensor | None = None, part: float = 1.0) -> None:
         """picked: of it, by numbers that nobody knows here."""
@@ -83,7 +89,10 @@ class _Product:
 
     @property
     def part_read(self) -> float:
-        """Of its entries. 1 where nothing was seen to read it: what does may not pass here."""
+        """Of its entries. 1 where nothing was seen to read it: what does may not pass here. To compare its
+        largest classes with the targets of a loss tells nothing where the loss ignores these."""
+        if any(not others or others - self.targets for others in self.predicted.values()):
+            return 1.0
         return min(sum(self._read.values()) / self.result.numel(), 1.0) if self._read else 1.0
 
 
@@ -146,6 +155,8 @@ class NeedlessOperators:
         """Results of torch.cat that nothing has read yet, by storage, and their lines."""
         self._products_read: dict[int, _Product] = {}
         """By storage."""
+        self._predictions: dict[int, tuple[torch.Tensor, _Product]] = {}
+        """Their largest classes, by storage."""
         self._filled: dict[int, torch.Tensor] = {}
         """Of one value, by storage."""
         self._causal = {one.untyped_storage()._cdata: one for one in constant if _is_half_full(one)}
@@ -172,6 +183,7 @@ class NeedlessOperators:
         self.unfolded, self.unfolded_bytes = Counter[StackFrame | None](), Counter[StackFrame | None]()
         """FLOPs of their products with weights, forward and backward, and bytes for these, by line."""
         self._repeated, self._repeated_rows = RepeatedOperators(), RepeatedRows()
+        self._product_order = ProductOrder()
         self.is_repeated: bool | None = None
         """Of the newest operator of the forward pass, as RepeatedOperators.see."""
         self.merged = Counter[StackFrame | None]()
@@ -220,6 +232,8 @@ class NeedlessOperators:
             self._see_joined(name, given, result, at)
             self._see_one_hot(name, given, result, work, at)
             self._see_columns(name, given, result, work, at)
+            is_of_weights = bool(given) and self._is_weight(given[-1])
+            self._product_order.see(name, given, result, work[0], at, is_of_weights)
         of_model = all(
             (key := one.untyped_storage()._cdata) in self._constant or key in self._of_weights
             for one in given
@@ -325,10 +339,18 @@ class NeedlessOperators:
                 self._normalized |= {made} if name == "_log_softmax" or key in self._normalized else set()
             elif product is not None and name == LOSS and product.result.dim() == 2:
                 product.read(one, part=self._parts_counted.get(one.shape, 1.0))
+                product.targets.add(given[1].untyped_storage()._cdata)
             elif product is not None and key in self._normalized:
                 product.read(product.result)
+            elif product is not None and name == PREDICTS:
+                self._predictions[result.untyped_storage()._cdata] = result, product
+                product.predicted[result.untyped_storage()._cdata] = set()
             elif product is not None:
                 product.read(one, result if name in PICKS and result.numel() < one.numel() else None)
+            _, of_predictions = self._predictions.get(key, (None, None))
+            if of_predictions is not None:
+                others = {each.untyped_storage()._cdata for each in given if each is not one}
+                of_predictions.predicted[key] |= others if name == "eq" else {0}
         if work[0]:
             passes = num_passes(given)
             for one in tensors_in(result):
@@ -384,6 +406,15 @@ class NeedlessOperators:
     def spread(self) -> Counter[StackFrame | None]:
         """FLOPs, forward and backward, of products for rows that were repeated before, by line."""
         return self._repeated_rows.flops
+
+    @property
+    def widened(self) -> Counter[StackFrame | None]:
+        """FLOPs of products, forward and backward, that another order of them spares, by line."""
+        return self._product_order.flops
+
+    def widened_of(self, line: StackFrame | None) -> StackFrame | None:
+        """Where such products are that the one of a line makes narrow."""
+        return self._product_order.first_of(line)
 
     @property
     def hoisted(self) -> Counter[StackFrame | None]:

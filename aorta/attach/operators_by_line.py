@@ -253,6 +253,8 @@ class OperatorsByLine:
             forward_bytes=float(num_bytes),
             handed_bytes=float(sum(handed.values())),
             handed_again_bytes=float(sum(repeated)),
+            forward_computing=float(sum(one.flops + one.num_bytes > 0 for one in operators)),
+            forward_again=float(sum(one.is_repeated is True for one in operators)),
         )
 
     def _loop(self, loop: list[tuple[int, _Place]]) -> OperatorLoop | None:

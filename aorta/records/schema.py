@@ -492,6 +492,9 @@ class LineOfWork(msgspec.Struct, frozen=True, kw_only=True):
     function."""
     handed_again_bytes: float = 0.0
     """Of these: by operators that compute once more what the pass has computed before."""
+    forward_computing: float = 0.0
+    """Operators of the forward pass beside views; of these, what it has computed before."""
+    forward_again: float = 0.0
 
     def times(self, num: int) -> "LineOfWork":
         """Of a step that calls the model so often."""
@@ -598,6 +601,9 @@ class WorkOfStep(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     fp32_at: StackFrame | None = None
     fp64: float = 0.0
     fp64_at: StackFrame | None = None
+    narrowed_bytes: float = 0.0
+    """In fp64, that lines of the program cast to narrower types, in the model or in front of it."""
+    narrowed_at: StackFrame | None = None
     unread: float = 0.0
     """For gradients of parameters that no optimizer has, and that nobody updates."""
     unread_at: StackFrame | None = None
@@ -669,6 +675,11 @@ class WorkOfStep(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     spread: float = 0.0
     """Of `flops`: products with weights, for rows that were repeated before."""
     spread_at: StackFrame | None = None
+    widened: float = 0.0
+    """Of `flops`: products that are wide for the next one to make them narrow, which may come first."""
+    widened_at: StackFrame | None = None
+    """The line of that one."""
+    widened_of: StackFrame | None = None
     hoisted: float = 0.0
     """Of `flops`, and of `bytes`: what depends on nothing but what the model holds, computed again."""
     hoisted_bytes: float = 0.0

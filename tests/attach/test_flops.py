@@ -1231,12 +1231,27 @@ def test_copies_that_lines_of_the_program_ask_for():
         rows = rows.t().reshape(-1).reshape(D, S).t()  # and one
         rows.flatten()  # and one
         torch.zeros(1, 2, 4, 4).to(memory_format=torch.channels_last)  # and one
+        wide = torch.zeros(D, dtype=torch.float64)
+        wide.float(), wide.to(torch.bfloat16), wide.to(torch.float64), torch.zeros(D).float()
         torch.vmap(lambda one: one.t().contiguous().sum())(torch.zeros(2, 3, 4))  # which shows no memory
         return model(rows.to(torch.float32).reshape(S, D).float())
 
     work = worked(model, torch.optim.SGD(model.parameters(), 0.1), call)
     assert (work.copies, work.copies_at.is_program) == (4, True)
-    assert not {"contiguous", "reshape", "flatten", "to"} & set(vars(torch.Tensor))
+    assert (work.narrowed_bytes, work.narrowed_at.is_program) == (2 * 8 * D, True)
+    assert not {"contiguous", "reshape", "flatten", "to", "float"} & set(vars(torch.Tensor))
+
+
+def test_dropout_of_what_never_changes_draws_anew():
+    """What it makes to be filled moves nothing."""
+    model, x = nn.Sequential(nn.Dropout(0.5), nn.Linear(D, D)), torch.zeros(B, D)
+    optimizer, calls = torch.optim.SGD(model.parameters(), 0.1), ModelCalls()
+    for step in range(3):
+        calls.begin_step([optimizer], step)
+        model(x)
+        calls.end_step()
+    calls.count()
+    assert (calls.work.unchanged, calls.work.unchanged_bytes) == (0, 0)
 
 
 def test_a_step_of_many_different_calls_has_no_count():
@@ -1794,13 +1809,14 @@ class Masked(nn.Module):
         if self.form == "convolved":
             return F.cross_entropy(F.conv1d(x.mT, self.layer.weight[:, :, None]).mT.flatten(0, 1), targets)
         loss = F.cross_entropy(y.view(-1, VOCABULARY).float(), targets)
-        if self.form == "accuracy":
-            return loss + 0 * (y.argmax(-1).view(-1) == targets).float().mean()
+        if self.form in ("accuracy", "predictions"):
+            found = y.argmax(-1).view(-1)
+            return loss + 0 * (found == (targets if self.form == "accuracy" else x[0, 0, 0])).float().mean()
         probabilities = y.log_softmax(-1)
         return loss if self.form != "entropy" else loss - (probabilities.exp() * probabilities).sum()
 
 
-@pytest.mark.parametrize("form", ["within", "behind", "behind a checkpoint"])
+@pytest.mark.parametrize("form", ["within", "accuracy", "behind", "behind a checkpoint"])
 def test_a_product_for_targets_that_the_loss_ignores(form):
     """Three of four positions: forward, and for the gradients of the weights and of the input."""
     model, calls, x = Masked(form), ModelCalls(), torch.zeros(B, S, D, requires_grad=True)
@@ -1813,7 +1829,7 @@ def test_a_product_for_targets_that_the_loss_ignores(form):
 
     for step in range(3):
         calls.begin_step([optimizer], step)
-        if form == "within":
+        if form in ("within", "accuracy"):  # which compares with the same targets
             loss = model(x, targets)
         elif form == "behind":
             loss = loss_of(model.layer(x))
@@ -1828,7 +1844,7 @@ def test_a_product_for_targets_that_the_loss_ignores(form):
     assert calls.work.ignored == (3 / 4 if is_known else 0)
 
 
-@pytest.mark.parametrize("form", ["accuracy", "entropy", "convolved", "all count"])
+@pytest.mark.parametrize("form", ["predictions", "entropy", "convolved", "all count"])
 def test_a_product_is_needed_where_its_positions_are_read_otherwise(form):
     model, calls, x = Masked(form), ModelCalls(), torch.zeros(B, S, D)
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
