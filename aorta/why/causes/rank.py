@@ -775,8 +775,9 @@ def cause_of(
     """None where the loss is too small, or chance."""
     value = worth(finding, account.global_step)
     is_of_kernels = account.on_device and finding.kind in OF_KERNELS
-    # Reductions are counted: recording makes steps longer, and no more of them.
+    # Reductions are counted: recording makes steps longer, and no more of them. Nor does it deal batches.
     is_known = finding.is_risk or is_of_kernels or finding.facts.get("origin") == "accumulated"
+    is_known |= finding.facts.get("op") == "batches"
     if not is_known and value.each_ms <= account.gap_ms:
         return None
     step = account.mean_step_ms

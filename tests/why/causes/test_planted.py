@@ -913,6 +913,60 @@ def test_results_handed_through_memory_leave_out_its_new_pages(tmp_path):
     assert handed_ms[1] == pytest.approx(0.8 * handed_ms[0], rel=0.01)
 
 
+def test_new_pages_go_with_what_is_computed_for_nobody(tmp_path):
+    """9 of 30 ms, of which a third is for gradients that nobody reads."""
+    line = LineOfWork(
+        at=FRAMES["task"], operators=8, flops=1.0, bytes=5e7, forward_flops=0.0, forward_bytes=5e7,
+        handed_bytes=0.0,
+    )  # fmt: skip
+    run = run_record(1, work=WorkOfStep(flops=9.0, unread=3.0, unread_at=AT, lines=[line]))
+
+    def make(rank, step, noise):
+        return Host().work(30.0), {"world_size": 1, "host_use": HostUse(30.0, 0.0, 30.0, 3000, 9.0)}
+
+    told = causes(judge(load_run(run_of(tmp_path, make, run, width=1), "run")))
+    assert [one.ms for one in told] == [pytest.approx(10.0, rel=0.01), pytest.approx(6.0, rel=0.01)]
+    assert told[1].subject.startswith("new pages of memory")
+
+
+def test_what_is_computed_once_more_takes_as_long_as_its_lines_were_seen(tmp_path):
+    """Three of the four operators of a line that takes 16 ms, as to sort does, of few bytes."""
+    line = LineOfWork(
+        at=FRAMES["task"], operators=4, flops=0.0, bytes=4.0, forward_flops=0.0, forward_bytes=4.0,
+        handed_bytes=0.0, forward_computing=4.0, forward_again=3.0,
+    )  # fmt: skip
+    work = WorkOfStep(flops=100.0, bytes=50.0, repeated_bytes=3.0, repeated_at=AT, lines=[line])
+    folder = run_of(tmp_path, lambda rank, step, noise: plain(noise), run_record(2, work=work))
+    for rank in (0, 1):
+        write_stacks(folder, rank, ("task", "forward", "runs", 16.0), ("backward", "backward", "runs", 14.0))
+    (cause,) = causes(judge(load_run(folder, "run")))
+    assert cause.ms == pytest.approx(12.0 * 32 / 30, rel=0.05)
+    assert cause.subject == "what a forward pass computes once more from the same in Net.forward(), a.py:3"
+
+
+@pytest.mark.parametrize(
+    ("frame", "phase", "num_bytes", "ms"),
+    [
+        pytest.param("augment", "forward", 2e6, 8.0 / 2, id="in-front-of-the-model"),
+        pytest.param("augment", "data", 2e6, None, id="in-a-data-set"),
+        pytest.param("augment", "forward", 1e3, None, id="of-few-bytes"),
+        pytest.param("main", "forward", 2e6, None, id="in-the-loop"),
+    ],
+)
+def test_a_cast_from_fp64_tells_that_its_function_computes_in_it(tmp_path, frame, phase, num_bytes, ms):
+    at = FRAMES["augment" if frame == "augment" else "main"]
+    run = run_record(2, work=WorkOfStep(narrowed_bytes=num_bytes, narrowed_at=at))
+    folder = run_of(tmp_path, lambda rank, step, noise: plain(noise), run)
+    for rank in (0, 1):
+        write_stacks(folder, rank, COMMON, (frame, phase, "runs", 8.0), ("main", "backward", "runs", 1.0))
+    told = [one for one in causes(judge(load_run(folder, "run"))) if "fp64" in one.subject]
+    assert [one.ms for one in told] == ([] if ms is None else [pytest.approx(ms * 32 / 39, rel=0.1)])
+    for cause in told:
+        assert cause.subject.startswith("work in fp64 in augment(), straggler.py:5")
+        assert cause.interval_ms[1] >= 8.0 * 32 / 39
+        assert any("are cast from fp64 there" in text for text in cause.evidence)
+
+
 def test_who_has_the_cores_that_are_taken_is_measured(tmp_path):
     """Of 2 cores a rank has half a one, and 1.5 are others'."""
     modes = {"num_threads": 1, "num_cores": 2, "idle_cores": 0.0, "own_cores": 0.5}

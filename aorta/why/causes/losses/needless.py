@@ -19,7 +19,7 @@ import numpy as np
 from aorta.account.judge.cells import Account
 from aorta.account.judge.cores import cores_had
 from aorta.account.judge.phases import phases_of
-from aorta.account.judge.stacks import sampled, sampled_ms, samples_of_ranks
+from aorta.account.judge.stacks import FEWEST, sampled, sampled_ms, samples_of_ranks
 from aorta.account.load.measures import memory_limit_bytes, noted_modes, noted_program, num_threads
 from aorta.account.load.rank.host import FAULTS, READY, SYSTEM
 from aorta.account.load.rank.kernels import NAME_COUNT, NAME_TIME, TIME
@@ -29,7 +29,7 @@ from aorta.account.model import Run, once_of_run
 from aorta.account.numbers import counted, number, percent
 from aorta.account.rows import positive
 from aorta.records.schema import LineOfWork, LossLoop, OperatorLoop, WorkOfStep
-from aorta.records.stacks import StackFrame
+from aorta.records.stacks import Function, StackFrame
 from aorta.timeline.arrays import Floats
 from aorta.traces.classify import COMM_RULES, classifier, kernel_class
 from aorta.why.causes.finding import OF_SAMPLES, WAIT, CauseFinding
@@ -94,6 +94,8 @@ AS_FAST = 1 / 8
 ATTENDS = re.compile(r"(scaled_dot_product|sdpa|flash|eager)_\w*attention")
 """Functions of torch and transformers that go through scores, and through no projections."""
 SIXTEEN = ("bf16", "fp16")
+LARGE_CASTS = 1e5
+"""Bytes in fp64, of which a cast tells what computed them: of less it takes no time."""
 FP64_MORE = 0.5
 """Of the time of a kernel in fp64: fp32 has half its bytes, and twice its rate or more on CPUs and GPUs."""
 LAYOUT_COPY = re.compile(r"^elementwise_kernel(_manual_unroll)? \(direct_copy")
@@ -201,6 +203,7 @@ KINDS = {
     "repeated": "what a forward pass computes once more from the same",
     "unfolded": "convolutions made of unfold() and a product",
     "spread": "products of rows that were repeated before",
+    "widened": "a product of wide rows that the next one makes narrow",
     "hoisted": "weights computed from others again and again",
     "backwards": "backward passes through the same operators",
     "grown": "a tensor that torch.cat makes longer part by part",
@@ -221,6 +224,8 @@ WITH_BYTES = ("unread", "inputs", "discarded", "unused", "masked", "merged", "ba
 OF_CPUS = ("spread", "unfolded")
 UNFOLDED_SAVES = 0.75
 """Of them, that convolutions do not take on a CPU: of five sizes in one thread, 0.62 to 0.94."""
+WITHOUT_PAGES = ("handed", "rows")
+"""Losses that have none of their new pages in them."""
 BESIDE = ("backwards", "twice", "before")
 """What the FLOPs of the step do not hold, and its time does."""
 PASSES_AT_MOST = 3
@@ -230,10 +235,17 @@ AS_SEEN, OF_ITS_LINE = ("grown", "hoisted", "unchanged", "twice", "before"), ("g
 
 
 def needless_work(judged: Run, account: Account) -> Iterator[CauseFinding]:
-    """Without what is too little to name, which would take from what is."""
-    for finding in (*_pages(judged, account), *_all_of_it(judged, account)):
-        if finding.is_risk or finding.mean_ms >= LEAST * account.mean_step_ms:
-            yield finding
+    """Without what is too little to name, which would take from what is. Of new pages as much goes with what
+    else is needless as of what is computed."""
+    least_ms = LEAST * account.mean_step_ms
+    found = [one for one in _all_of_it(judged, account) if one.is_risk or one.mean_ms >= least_ms]
+    yield from found
+    goes_ms = sum(one.mean_ms for one in found if one.facts["op"] not in WITHOUT_PAGES)
+    work_ms = float(work_ms_of(account).mean())
+    for pages in _pages(judged, account):
+        pages.shorten(max(1 - goes_ms / max(work_ms, 1e-9), 0.0))
+        if pages.mean_ms >= least_ms:
+            yield pages
 
 
 def _all_of_it(judged: Run, account: Account) -> Iterator[CauseFinding]:
@@ -275,6 +287,8 @@ def _all_of_it(judged: Run, account: Account) -> Iterator[CauseFinding]:
             cores_s = num_threads(judged.noted) * CORE_FLOPS_PER_S
             ms = np.minimum(ms, 1e3 * (2 * work.fp64 / cores_s + work.bytes / CPU_BYTES_PER_S))
         yield _all_in_fp64(judged, work, ms, takes)
+    elif work.narrowed_at is not None and not work.fp64 and not account.on_device:
+        yield from _narrowed(judged, work, work.narrowed_at)
     if work.causal and account.on_device:
         ms = work.causal / work.attention * _time_of_class(judged, "attention")
         what, saved_ms = "attention with a mask that is_causal says", CAUSAL_SAVES * ms
@@ -583,6 +597,25 @@ def _all_in_fp64(
     return found
 
 
+def _narrowed(judged: Run, work: WorkOfStep, at: StackFrame) -> Iterator[CauseFinding]:
+    """Of a function that computes in fp64 and casts what it has, by its samples: not of a data set, which
+    reads and decodes as well, nor of the loop, which calls the model."""
+    samples, seen, loops = samples_of_ranks(judged.whole or judged), list[float](), set[Function]()
+    for one in samples:
+        in_passes = one.is_judged & one.in_phase("backward", "optimizer")
+        loops |= {frame.function_id for stack in one.chosen(in_passes) for frame in stack.frames}
+        others = one.chosen(one.is_judged & ~one.in_phase("data", "backward", "optimizer"))
+        found_in = [stack for stack in others if at.function_id in [one.function_id for one in stack.frames]]
+        seen += [stack.ms / len(samples) for stack in found_in]
+    if work.narrowed_bytes < LARGE_CASTS or len(seen) < FEWEST or at.function_id in loops:
+        return
+    seen_ms = sum(seen)
+    found = _found("fp64", "work in fp64", at, np.full(judged.num_judged, FP64_MORE * seen_ms))
+    found.facts["narrowed_bytes"] = work.narrowed_bytes
+    found.more_ms, found.num_samples = (1 - FP64_MORE) * seen_ms, len(seen)
+    yield found
+
+
 def _tf32_as_fast(judged: Run) -> float:
     """Part of the time that products in fp32 take as TF32, by the device's data sheet; 0 where the program
     allows that, or the device has no such units."""
@@ -683,13 +716,25 @@ def _counted(judged: Run, account: Account, work: WorkOfStep) -> Iterator[CauseF
             _see_launches_and_solves(found, judged, account, work)
         if op == "repeated" and account.on_device:
             _see_launches(found, account, work, work.repeated_launched)
+        elif op == "repeated":
+            again = [
+                (row, row.forward_again / row.forward_computing) for row in work.lines if row.forward_again
+            ]
+            of_rows = [
+                (part, *seen(row.at, range(row.at.line, row.at.line + 1), own=True)) for row, part in again
+            ]
+            seen_ms = sum(part * ms for part, ms, _ in of_rows)
+            if seen_ms > found.mean_ms:  # what takes longer than its bytes, such as to sort
+                found.ms, found.num_samples = np.full_like(lost_ms, seen_ms), sum(num for *_, num in of_rows)
         is_repeated |= op == "repeated" and found.mean_ms >= LEAST * account.mean_step_ms
         if lines is not None and at is not None and account.share("launch") >= LARGE:
             # Its host, which bounds the step, is spared as much in each pass; in one it waits for solves.
             passes = 1 if found.facts.get("solves_ms") else 2
             found.more_ms += passes * sampled_ms(judged, *at.function_id, lines)
-        row = next((row for row in work.lines if op == "unused" and row.at == at), None)
-        seen_ms, num = seen(at, range(at.line, at.line + 1), own=True) if row is not None and at else (0.0, 0)
+        of_row = {"unused": at, "widened": work.widened_of}.get(op)
+        row = next((row for row in work.lines if row.at == of_row), None)
+        lines = None if of_row is None else range(of_row.line, of_row.line + 1)
+        seen_ms, num = seen(of_row, lines, own=True) if row is not None else (0.0, 0)
         if row is not None and row.flops and seen_ms:
             # Forward as samples show, which hold what the memory takes; backward as counted. A row counts
             # what its own line does, not what that calls of the program.
