@@ -9,7 +9,7 @@ import numpy as np
 from aorta.account.cause import Cause, CodeLine
 from aorta.account.judge.alike import is_window
 from aorta.account.judge.answer import loss_texts, losses, statistic_beside_step
-from aorta.account.judge.cells import CELLS, LARGE_SHARE, Account, account_of
+from aorta.account.judge.cells import CELLS, LARGE_SHARE, Account, account_of, is_device_busy
 from aorta.account.judge.cores import cores_had
 from aorta.account.judge.kernels import kernels_by_class, kernels_by_name
 from aorta.account.judge.outside import OUTSIDE_WORDS
@@ -279,7 +279,8 @@ def nothing_text(dataset: Dataset, causes: Causes) -> str:
     largest = max(causes.unexplained_ms, key=lambda name: causes.unexplained_ms[name], default="")
     is_large = bool(largest) and account.share(largest) >= LARGE_LOSS
     is_lossy = any((loss.share or 0.0) >= LARGE_LOSS for loss in losses(dataset))
-    phase = largest_beside_the_model(dataset.first)
+    # A host that is ahead of a busy device loses nothing, whatever it does meanwhile.
+    phase = None if is_device_busy(dataset.first) else largest_beside_the_model(dataset.first)
     is_large_phase = phase is not None and phase.share >= LARGE_LOSS
     through_memory = _through_memory_text(dataset, account)
     are_few = account.step_ms.shape[1] < FEWEST_STEPS and dataset.source not in TRACE_SOURCES

@@ -63,6 +63,8 @@ STEPS = 33
 LONG_MS = 90.0
 KERNELS = {"source": "kernels"}
 MEMORY = sampled()["memory"]
+HOST = [("backward", 20.0), ("rest", 12.0)]
+"""ms of its phases."""
 LINE = StackFrame("train.py", 5, "Model.forward", True)
 
 
@@ -1456,6 +1458,22 @@ def test_a_loss_by_hand_takes_what_it_moves_to_what_the_model_leaves_of_such_ker
     assert finding.mean_ms == pytest.approx(math.sqrt(least_ms * (most_ms or least_ms)))
     assert finding.facts.get("is_least", False) == (most_ms is None)
     assert finding.mean_ms + finding.more_ms == pytest.approx(most_ms or least_ms)
+
+
+@pytest.mark.parametrize(("idle_ms", "is_told"), [(1.0, False), (8.0, True)], ids=["busy", "it-idles"])
+def test_what_a_host_does_beside_a_busy_device_takes_nothing_of_the_step(
+    tmp_path, monkeypatch, idle_ms, is_told
+):
+    rows = [SimpleNamespace(phase=name, ms=ms, share=ms / 40, title=name, place="") for name, ms in HOST]
+    monkeypatch.setattr(text_module, "largest_beside_the_model", lambda judged: rows[1])
+    monkeypatch.setattr(text_module, "phases_of", lambda judged: rows)
+
+    def make(rank, step, noise):
+        return Host().idle(idle_ms).work((39.0 - idle_ms) * noise.gauss(1, 0.01)).comm(1.0), KERNELS
+
+    single = dataset("run", [judge(load_run(run_of(tmp_path / "run", make), "run"))])
+    told = nothing_text(single, found_causes(single.first))
+    assert ("rest takes 30 % of the step" in told) == is_told
 
 
 def test_convolutions_that_copy_their_inputs_into_columns():

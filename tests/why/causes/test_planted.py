@@ -791,7 +791,8 @@ def test_cores_that_idle_cost_their_part_of_what_operators_compute(
     )
     modes = {"num_threads": threads, "num_whole_cores": cores, "threads_at": set_at}
     run = run_record(2, work=WorkOfStep(flops=1.0, lines=[line]))
-    run.program = {"modes": modes, "loaders": [{"num_workers": workers}]}
+    left = {"num_workers": 2, "num_batches": 0}  # accelerate takes its batches by another one
+    run.program = {"modes": modes, "loaders": [{"num_workers": workers, "num_batches": 9}, left]}
     folder = run_of(tmp_path / "run", lambda rank, step, noise: plain(noise), run)
     told = found_causes(judge(load_run(folder, "run")))
     assert [cause.ms for cause in told.listed] == ([] if ms is None else [pytest.approx(ms, rel=0.01)])

@@ -1030,9 +1030,8 @@ def idle_cores(judged: Run, account: Account) -> Iterator[CauseFinding]:
     num_ranks, had, share = len(judged.ranks), cores_had(judged), account.share(*WORK)
     used, num_workers = num_ranks * threads, 0
     if had is None:
-        num_workers = sum(
-            row.get("num_workers") or 0 for row in noted_program(judged.noted).get("loaders") or []
-        )
+        rows = noted_program(judged.noted).get("loaders") or []
+        num_workers = sum(row.get("num_workers") or 0 for row in rows if row.get("num_batches") != 0)
     else:  # of CPUs that a processor shows twice each may be on a core of its own
         used = max(used, had.ranks + had.others)
     enough = min(cores // num_ranks, threads + round((cores - used) / num_ranks))
