@@ -214,7 +214,7 @@ def found_causes(judged: Run, path: str = "RUN") -> Causes:
     leaves_cores = False
     told: list[dict[str, float]] = []
     exposures = Exposures(looked)
-    rare = slow_of_all_steps(judged, account.global_step)
+    rare = slow_of_all_steps(judged, account.global_step, account.on_device)
     of_account = findings(
         looked, account, _slow_steps(judged, looked), None if rare is None else rare.occasions
     )

@@ -5,10 +5,12 @@ import pytest
 
 from aorta.account.judge.cells import account_of
 from aorta.account.judge.judged import judge
+from aorta.account.judge.occasional import occasions
 from aorta.account.load.open import load_run
 from aorta.records.schema import HostUse
 from aorta.timeline.types import OverlapRecord
 from aorta.why.causes.finding import WAIT, CauseFinding
+from aorta.why.causes.losses.slow_steps import _without_made_up
 from aorta.why.causes.rank import found_causes, late_rank, worth
 from tests.records.run_folders import run_record
 from tests.why.causes.runs import MIB, Host, causes, plain, run_of, waited
@@ -221,6 +223,26 @@ def test_a_loss_that_few_of_the_timed_steps_have_is_sure_by_the_length_of_all(tm
     low, high = first.interval_ms
     assert low < 7.2 < high < 2 * low
     assert first.ms == pytest.approx(72 * 2 / 23, rel=0.05)
+
+
+@pytest.mark.parametrize(
+    ("behind_ms", "each_ms"),
+    [
+        ((30.0, 30.0, 30.0), 30.0),
+        ((25.0, 30.0, 30.0), 25.0),
+        ((20.0, 20.0, 20.0), None),
+        ((36.0, 30.0), 30.0),
+    ],
+    ids=["none", "a-little", "all", "they-are-longer"],
+)
+def test_what_the_steps_behind_a_slow_one_make_up_for_is_not_lost(behind_ms, each_ms):
+    """Every tenth step takes 60 ms where the others take 30."""
+    step_ms = np.full(80, 30.0)
+    for step in range(5, 80, 10):
+        step_ms[step] = 60.0
+        step_ms[step + 1 : step + 1 + len(behind_ms)] = behind_ms[: len(step_ms) - step - 1]
+    found = _without_made_up(occasions(step_ms, np.arange(80)), step_ms)
+    assert (found and found.each_ms) == (each_ms and pytest.approx(each_ms))
 
 
 @pytest.mark.parametrize(("frame", "phase", "kinds"), [

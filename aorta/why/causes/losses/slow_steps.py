@@ -27,6 +27,8 @@ accumulated over several steps. Of what slow steps take longer, that kernels do:
 MORE_TOKENS = 1.05
 IDLE_PARTS = ("launch", "asleep", "synchronisation", "idle")
 """Of a device: what it waits for in slow steps may be any of them."""
+AHEAD, MOSTLY_LEFT = 8, 0.5
+"""Steps behind a slow one, in which a host may make up for it; the part of it that must be left then."""
 BEHIND = 0.8
 """Of what slow steps take longer, from which on it lies behind the optimizer's update."""
 
@@ -70,7 +72,7 @@ def slow_steps(judged: Run, parts: Parts, known: Occasions | None) -> Iterator[C
     )
 
 
-def slow_of_all_steps(judged: Run, of_account: Ints) -> CauseFinding | None:
+def slow_of_all_steps(judged: Run, of_account: Ints, on_device: bool) -> CauseFinding | None:
     """Slow steps by the lengths of all, where those of the account, which were recorded, have too few of it.
     What they are slow for, samples of the stacks tell, and the finding is nothing without."""
     step_ms = positive(judged.values("step_ms")).mean(axis=0)
@@ -79,6 +81,8 @@ def slow_of_all_steps(judged: Run, of_account: Ints) -> CauseFinding | None:
     steps = judged.global_step[judged.judged_steps]
     slow = occasions(step_ms, steps)
     samples = samples_of_ranks(judged)
+    if slow is not None and on_device:
+        slow = _without_made_up(slow, step_ms)
     if slow is None or not samples or np.isin(of_account, steps[slow.is_slow]).sum() >= MIN_SLOW:
         return None
     optimizer_ms = judged.host_parts.get(f"{PREFIX}optimizer", np.zeros((1, judged.num_steps)))
@@ -102,6 +106,17 @@ def slow_of_all_steps(judged: Run, of_account: Ints) -> CauseFinding | None:
         facts=facts | (in_steps if saving > own else {}),
         occasions=slow,
     )
+
+
+def _without_made_up(slow: Occasions, step_ms: Floats) -> Occasions | None:
+    """Without what the steps behind them are shorter by: a host that waits for its device, as to read a
+    value, launches ahead of it again behind that. None where they make up for most of it."""
+    usual_ms = float(np.median(step_ms[~slow.is_slow]))
+    before = np.maximum.accumulate(np.where(slow.is_slow, np.arange(len(step_ms)), -len(step_ms)))
+    is_behind = ~slow.is_slow & (np.arange(len(step_ms)) - before <= AHEAD)
+    made_up_ms, all_ms = float((usual_ms - step_ms[is_behind]).sum()), float(slow.excess_ms.sum())
+    left = 1 - min(max(made_up_ms, 0.0) / all_ms, 1.0)
+    return replace(slow, excess_ms=left * slow.excess_ms) if left >= MOSTLY_LEFT else None
 
 
 def _is_saving(samples: Samples) -> Flags:
