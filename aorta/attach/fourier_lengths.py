@@ -1,21 +1,18 @@
 """Fourier transforms of lengths with a large prime factor, timed in a few steps: those of products of small
 primes take a fraction of it, as a transform by a large prime goes through longer ones.
 
-While such a step runs, the functions of torch.fft, torch.stft and torch.istft are replaced, and nothing is
-when it has ended.
+While such a step runs, calls of torch.fft's functions are noted.
 """
 
-import threading
-import time
 from collections import Counter, defaultdict
-from collections.abc import Callable
-from contextlib import suppress
 from statistics import median
+from types import FrameType
 from typing import Any, NamedTuple
 
 import torch
 
 from aorta.attach.layout_copies import line_of
+from aorta.attach.noted_functions import NotedFunctions
 from aorta.records.libraries import program_frame
 from aorta.records.schema import FourierTransforms
 from aorta.records.stacks import StackFrame
@@ -41,7 +38,7 @@ class _Step(NamedTuple):
 
 class FourierLengths:
     def __init__(self) -> None:
-        self._put_on: list[tuple[Any, str, Any, Any]] = []
+        self._noted = NotedFunctions(torch.fft, NAMES, self._note)
         self._lengths = Counter[tuple[int, int]]()
         """Entries of transforms, by length and its largest prime factor."""
         self._at: dict[StackFrame | None, int] = defaultdict(int)
@@ -50,22 +47,14 @@ class FourierLengths:
         self._steps: list[_Step] = []
 
     def begin(self) -> None:
-        for owner, names in ((torch.fft, NAMES), (torch, ("stft", "istft"))):
-            for name in names:
-                original = getattr(owner, name)
-                noted = self._noted(name, original)
-                self._put_on.append((owner, name, original, noted))
-                setattr(owner, name, noted)
+        self._noted.begin()
 
     def end(self, is_whole: bool = True) -> None:
         """Put everything back."""
-        for owner, name, original, noted in self._put_on:
-            if getattr(owner, name) is noted:
-                setattr(owner, name, original)
-        if self._put_on and is_whole:
+        if self._noted.end() and is_whole:
             columns = zip(*self._calls, strict=True) if self._calls else [[0]] * len(_Step._fields)
             self._steps.append(_Step(*map(sum, columns)))
-        self._put_on, self._calls = [], []
+        self._calls = []
 
     def found(self) -> FourierTransforms | None:
         """Of the step in the middle; None without such transforms."""
@@ -86,22 +75,9 @@ class FourierLengths:
             at=max(self._at, key=lambda line: self._at[line]),
         )
 
-    def _noted(self, name: str, original: Callable[..., Any]) -> Callable[..., Any]:
-        thread = threading.get_ident()
-
-        def function(*args: Any, **named: Any) -> Any:
-            if torch.compiler.is_compiling() or threading.get_ident() != thread:
-                return original(*args, **named)
-            began_ns = time.perf_counter_ns()
-            found = original(*args, **named)
-            ns = time.perf_counter_ns() - began_ns
-            with suppress(Exception):  # nothing is said of it
-                self._note(name, args, named, found, ns)
-            return found
-
-        return function
-
-    def _note(self, name: str, args: Any, named: dict[str, Any], found: torch.Tensor, ns: int) -> None:
+    def _note(
+        self, name: str, args: Any, named: dict[str, Any], found: torch.Tensor, ns: int, _: FrameType
+    ) -> None:
         given = args[0] if args else named["input"]
         length = max(_lengths(name, given, *args[1:], **named), key=largest_prime)
         if (prime := largest_prime(length)) >= LARGE_PRIME:
@@ -118,8 +94,6 @@ def _lengths(
     name: str, given: torch.Tensor, size: Any = None, dim: Any = None, *_: Any, **named: Any
 ) -> list[int]:
     """Of the transforms that a function does, by what it is called with."""
-    if name in ("stft", "istft"):
-        return [named.get("n_fft", size)]
     size = named.get("n", named.get("s", size))
     if not name.endswith(("2", "n")):
         dims = [-1 if dim is None else dim]
