@@ -109,6 +109,8 @@ def count_of(
         ):
             given = tensors_of(model(*args, **named))
             watched.needless.returned(given, taken)
+            held = (one for module in model.modules() for one in vars(module).values())
+            watched.needless.kept(one for one in held if type(one) is torch.Tensor and one.is_meta)
             outputs = [leaf for leaf in given if leaf.requires_grad]
             again.is_backward = watched.is_backward = True
             forward = watched.flops, watched.num_bytes

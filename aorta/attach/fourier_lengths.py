@@ -17,9 +17,9 @@ from aorta.records.libraries import program_frame
 from aorta.records.schema import FourierTransforms
 from aorta.records.stacks import StackFrame
 
-LARGE_PRIME = 50
-"""From which on: a length with 53 takes 2.3 times as long as the next good one in one thread and on an H200,
-with 31 1.4 times on the latter."""
+LARGE_PRIME = 100
+"""From which on: a length with 101 takes three times as long as the next good one, in one thread and on an
+H200; with 53 twice as long, and of one row no longer."""
 HALVED = ("irfft", "hfft")
 """Which give as many real numbers as twice what they are given."""
 NAMES = tuple(

@@ -31,6 +31,8 @@ GROWS = 8
 PICKS = ("index", "index_select", "gather")
 """Operators that read as much of their first tensor as they give."""
 PREDICTS = "argmax"
+OTHERS = 0
+"""In place of a storage: what else reads predictions."""
 HANDS_ON = ("add", "add_", "_to_copy", "clone", "_log_softmax")
 LOSS = "nll_loss_forward"
 KEEPS_ZEROS = ("_to_copy", "clone", "mul", "div")
@@ -299,9 +301,18 @@ class NeedlessOperators:
 
     def returned(self, outputs: Iterable[torch.Tensor], taken: Mapping[int, float]) -> None:
         """What the model gives is read. taken: as of count_of."""
+        outputs = [*outputs]
+        self.kept(outputs)
         for place, one in enumerate(outputs):
             if (product := self._products_read.get(one.untyped_storage()._cdata)) is not None:
                 product.read(one, part=taken.get(place, 1.0))
+
+    def kept(self, tensors: Iterable[torch.Tensor]) -> None:
+        """Of the model, or its results: what follows may read them."""
+        for key in [one.untyped_storage()._cdata for one in tensors]:
+            self._product_order.kept(key)
+            if key in self._predictions:
+                self._predictions[key][1].predicted[key].add(OTHERS)
 
     @property
     def unused(self) -> Counter[StackFrame | None]:
@@ -350,7 +361,7 @@ class NeedlessOperators:
             _, of_predictions = self._predictions.get(key, (None, None))
             if of_predictions is not None:
                 others = {each.untyped_storage()._cdata for each in given if each is not one}
-                of_predictions.predicted[key] |= others if name == "eq" else {0}
+                of_predictions.predicted[key] |= others if name == "eq" and others else {OTHERS}
         if work[0]:
             passes = num_passes(given)
             for one in tensors_in(result):

@@ -51,7 +51,8 @@ class ProductOrder:
             wide = self._wide.pop(one.untyped_storage()._cdata, None)
             if self._spared.pop(one.untyped_storage()._cdata, None) or wide is None:
                 continue
-            if factors and one is factors[0] and one.shape[-1] == wide.result.shape[-1] and is_of_model:
+            is_left = bool(factors) and one is factors[0] and one.shape[-1] == wide.result.shape[-1]
+            if is_left and is_of_model and one.stride()[-1] == wide.result.stride()[-1]:  # not transposed
                 columns, narrow = wide.result.shape[-1], result.shape[-1]
                 passes, height = num_passes(given), wide.result.shape[-2]
                 before = wide.passes * wide.flops + passes * flops
@@ -62,6 +63,10 @@ class ProductOrder:
         if factors and isinstance(result, torch.Tensor) and not is_of_model:
             rows, passes = factors[1].shape[-2], num_passes(given)
             self._wide[result.untyped_storage()._cdata] = _Wide(result, flops, passes, rows, line)
+
+    def kept(self, storage: int) -> None:
+        """What follows may read it."""
+        self._spared.pop(storage, None)
 
     @property
     def flops(self) -> Counter[StackFrame | None]:

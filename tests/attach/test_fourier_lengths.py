@@ -5,7 +5,7 @@ import torch
 
 from aorta.attach.fourier_lengths import NAMES, FourierLengths, largest_prime
 
-PRIME = 53
+PRIME = 101
 ROWS = 4
 
 

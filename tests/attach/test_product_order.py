@@ -34,6 +34,14 @@ class Convolution(nn.Module):
                 return found @ self.weight + found.sum()
             case "with a nonlinearity":
                 return torch.relu(rows @ x) @ self.weight
+            case "returned":
+                found = rows @ x
+                return found @ self.weight, found
+            case "kept":
+                self.found = rows @ x
+                return self.found @ self.weight
+            case "transposed":
+                return (rows @ x[:, :NODES]).t() @ self.weight[:NODES]
             case "of weights":
                 return (x @ self.wider) @ self.wider.t() @ self.weight
         return None
@@ -57,6 +65,9 @@ def spared(form, of_batches=False, trains=False):
         ("wider", 0),
         ("beside another reader", 0),
         ("with a nonlinearity", 0),
+        ("returned", 0),
+        ("kept", 0),
+        ("transposed", 0),
         ("of weights", 0),
     ],
 )

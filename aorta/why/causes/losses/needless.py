@@ -19,7 +19,14 @@ import numpy as np
 from aorta.account.judge.cells import Account
 from aorta.account.judge.cores import cores_had
 from aorta.account.judge.phases import phases_of
-from aorta.account.judge.stacks import FEWEST, sampled, sampled_ms, samples_of_ranks
+from aorta.account.judge.stacks import (
+    FEWEST,
+    WeightedStack,
+    is_of_torch,
+    sampled,
+    sampled_ms,
+    samples_of_ranks,
+)
 from aorta.account.load.measures import memory_limit_bytes, noted_modes, noted_program, num_threads
 from aorta.account.load.rank.host import FAULTS, READY, SYSTEM
 from aorta.account.load.rank.kernels import NAME_COUNT, NAME_TIME, TIME
@@ -44,7 +51,7 @@ from aorta.why.causes.losses.parts import (
     work_ms_of,
 )
 from aorta.why.causes.program import noted_line, part_of_optimizers, program_of
-from aorta.why.causes.source import pieces_of_run
+from aorta.why.causes.source import pieces_of_run, source_of
 
 TAKES: dict[tuple[str, ...], float] = {WORK: 1.0}
 PRODUCTS = ("gemm", "attention")
@@ -79,9 +86,10 @@ COLUMNS_SAVE = 0.7
 on an H200."""
 PRIME_TRANSFORM = re.compile(r"bluestein|prime_fft")
 """Kernels of transforms by large primes, of cuFFT and rocFFT."""
-PRIMES_SAVE, PRIMES_SAVE_ON_CPU = (0.75, 1.2), (0.55, 0.91)
+PRIMES_SAVE, PRIMES_SAVE_ON_CPU = (0.75, 1.2), (0.5, 0.91)
 """Of those kernels' time on an H200, beside which others go too, and of all such transforms in one thread,
-that lengths of small primes save: of 13 lengths of 202 to 201,800, and of 15 of 1,021 to 100,003."""
+that lengths of small primes save: of 13 lengths of 202 to 201,800, and of 22 of 1,021 to 103,424, two rows
+and more; of a single long one 0.3 to 0.9."""
 MULTIPLE, SMALL_PRIMES = 16, (2, 3, 5)
 FP64 = re.compile(r"f64f64|dgemm|d884|double\)$")
 """In names of kernels for people."""
@@ -94,6 +102,10 @@ AS_FAST = 1 / 8
 ATTENDS = re.compile(r"(scaled_dot_product|sdpa|flash|eager)_\w*attention")
 """Functions of torch and transformers that go through scores, and through no projections."""
 SIXTEEN = ("bf16", "fp16")
+OF_OTHERS = re.compile(
+    r"\b(np|numpy|pd|scipy|json|cv2|Image|open|loads?|split|random|rng|from_numpy|as_tensor|tensor)\b[.(]"
+)
+"""In lines that may parse, decode, draw or copy beside what they compute with tensors."""
 LARGE_CASTS = 1e5
 """Bytes in fp64, of which a cast tells what computed them: of less it takes no time."""
 FP64_MORE = 0.5
@@ -598,22 +610,35 @@ def _all_in_fp64(
 
 
 def _narrowed(judged: Run, work: WorkOfStep, at: StackFrame) -> Iterator[CauseFinding]:
-    """Of a function that computes in fp64 and casts what it has, by its samples: not of a data set, which
-    reads and decodes as well, nor of the loop, which calls the model."""
-    samples, seen, loops = samples_of_ranks(judged.whole or judged), list[float](), set[Function]()
+    """Of a function that computes in fp64 and casts what it has, by its samples: not of a data set, nor of
+    the loop, which calls the model, and not where lines of it do something else than compute with tensors."""
+    samples, seen, loops = samples_of_ranks(judged.whole or judged), list[WeightedStack](), set[Function]()
     for one in samples:
         in_passes = one.is_judged & one.in_phase("backward", "optimizer")
         loops |= {frame.function_id for stack in one.chosen(in_passes) for frame in stack.frames}
         others = one.chosen(one.is_judged & ~one.in_phase("data", "backward", "optimizer"))
-        found_in = [stack for stack in others if at.function_id in [one.function_id for one in stack.frames]]
-        seen += [stack.ms / len(samples) for stack in found_in]
+        seen += [stack for stack in others if at.function_id in [one.function_id for one in stack.frames]]
     if work.narrowed_bytes < LARGE_CASTS or len(seen) < FEWEST or at.function_id in loops:
         return
-    seen_ms = sum(seen)
-    found = _found("fp64", "work in fp64", at, np.full(judged.num_judged, FP64_MORE * seen_ms))
+    source = source_of(at.file, judged.noted)
+    lines = [] if source is None else source.text.decode(errors="replace").splitlines()
+    seen_ms = sum(stack.ms for stack in seen)
+    own_ms = sum(stack.ms for stack in seen if _computes_with_tensors(stack.frames, at, lines))
+    if own_ms < NEARLY_ALL * seen_ms:
+        return
+    lost_ms = FP64_MORE * seen_ms / len(samples)
+    found = _found("fp64", "work in fp64", at, np.full(judged.num_judged, lost_ms))
     found.facts["narrowed_bytes"] = work.narrowed_bytes
-    found.more_ms, found.num_samples = (1 - FP64_MORE) * seen_ms, len(seen)
+    found.more_ms, found.num_samples = (1 - FP64_MORE) / FP64_MORE * lost_ms, len(seen)
     yield found
+
+
+def _computes_with_tensors(frames: list[StackFrame], at: StackFrame, lines: list[str]) -> bool:
+    """Whether a sample is in a function of torch's, or in a line of the function that names nothing else."""
+    place = max(place for place, one in enumerate(frames) if one.function_id == at.function_id)
+    is_own = place == len(frames) - 1 or all(map(is_of_torch, frames[place + 1 :]))
+    number = frames[place].line
+    return is_own and 0 < number <= len(lines) and not OF_OTHERS.search(lines[number - 1])
 
 
 def _tf32_as_fast(judged: Run) -> float:
