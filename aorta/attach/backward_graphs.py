@@ -57,6 +57,8 @@ class BackwardGraphs:
         self._calls: list[tuple[Any, Any]] = []
         """One output of each call of a model in the open step, and the kind of the call in the first one."""
         self.discarded = DiscardedGradients()
+        self.num_calls = Counter[Any]()
+        """By kind, calls of the first step that one backward pass goes through."""
         self._zeroed = 0
         """Bytes of gradients of the open step that were set to zero, to be added to."""
         self._zeroed_of_steps: list[int] = []
@@ -83,6 +85,8 @@ class BackwardGraphs:
         line = None if frame is None else line_of(frame)
         calls = [Call(number, kind) for number, (end, kind) in enumerate(self._calls) if end in operators]
         self.discarded.backward_begins(leaves, optimizer_of or {}, calls, line)
+        for kind, num in Counter(call.kind for call in calls).items():
+            self.num_calls[kind] = max(self.num_calls[kind], num)
         held = [one for one in leaves if one.grad is not None]
         if held and all(map(is_set_back, held[:: -(-len(held) // LOOKED_AT)])):
             self._zeroed += sum(one.grad.nbytes for one in held)

@@ -180,6 +180,8 @@ class NeedlessOperators:
         """Of what makes them: operators, FLOPs, bytes, operators of linear algebra, reads of error codes."""
         self._num_operators = Counter[StackFrame | None]()
         self.num_solves = self.num_checks = 0
+        self.num_calls = 1
+        """That go through one graph."""
         self._columns: dict[int, tuple[torch.Tensor, int]] = {}
         """Results of unfold(), by storage, and bytes moved to make them."""
         self.unfolded, self.unfolded_bytes = Counter[StackFrame | None](), Counter[StackFrame | None]()
@@ -404,7 +406,8 @@ class NeedlessOperators:
             self.causal[at] += len(others) < len(of) and not self._is_told_causal()
 
     def _times_made(self, line: StackFrame | None) -> int:
-        return max((len(made) for (at, _), made in self._used.items() if at == line), default=1)
+        within = max((len(made) for (at, _), made in self._used.items() if at == line), default=1)
+        return self.num_calls * within
 
     def _made_again(self, column: int) -> Counter[StackFrame | None]:
         """FLOPs or bytes, forward and as often backward."""

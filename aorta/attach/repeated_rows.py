@@ -3,6 +3,7 @@ hold, a state beside each place that is looked at. Multiplied first, and repeate
 they differ.
 """
 
+import math
 from collections import Counter
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -30,6 +31,8 @@ class RepeatedRows:
     def __init__(self) -> None:
         self._rows: dict[int, _Rows] = {}
         """By storage."""
+        self._maps: dict[int, _Rows] = {}
+        """The same of places of maps, by storage."""
         self.flops = Counter[StackFrame | None]()
         """Of both passes, for rows that were multiplied before, by line."""
 
@@ -44,6 +47,9 @@ class RepeatedRows:
         is_weight: Callable[[torch.Tensor], bool],
     ) -> None:
         """is_weight: whether a tensor is computed from what the model holds alone."""
+        if name == "convolution":
+            self._see_convolution(given, result, flops, line, is_weight)
+            return
         if flops:
             for rows, weight in (given[-2:], given[-1:-3:-1]) if len(given) > 1 else ():
                 part = self._part(rows)
@@ -55,6 +61,11 @@ class RepeatedRows:
         made = tensors_in(result)
         if len(made) != 1 or made[0].dim() < 2 or not given:
             return
+        if name == "cat" and len(args) > 1 and args[1] == 1 and made[0].dim() > 2:
+            part = sum(self._part_of_places(one) * one.numel() for one in given) / made[0].numel()
+            if part < 1:
+                self._maps[made[0].untyped_storage()._cdata] = _Rows(made[0], part)
+            return
         part = 1.0
         if name == "cat":
             part = sum(self._part(one) * one.numel() for one in given) / made[0].numel()
@@ -62,6 +73,29 @@ class RepeatedRows:
             part = min(self._part(given[0]) * given[0].numel() / made[0].numel(), 1.0)
         if part < 1 and made[0].shape[-1] >= given[0].shape[-1]:
             self._rows[made[0].untyped_storage()._cdata] = _Rows(made[0], part)
+
+    def _see_convolution(
+        self,
+        given: list[torch.Tensor],
+        result: Any,
+        flops: int,
+        line: StackFrame | None,
+        is_weight: Callable[[torch.Tensor], bool],
+    ) -> None:
+        """Of one place each, which is a product of its channels with weights: rows there are columns."""
+        maps, weight = given[:2]
+        made = self._maps.get(maps.untyped_storage()._cdata)
+        is_product = weight.shape[2:].numel() == 1 and weight.shape[1] == maps.shape[1]
+        if made is not None and made.tensor.shape == maps.shape and is_product and is_weight(weight):
+            more_bytes = max(result.nbytes - maps.nbytes, 0)
+            saved = num_passes(given) * (1 - made.part) * flops - FLOPS_OF_A_BYTE * more_bytes
+            self.flops[line] += max(round(saved), 0)
+
+    @staticmethod
+    def _part_of_places(one: torch.Tensor) -> float:
+        """Of the places of a map, channels behind its rows, that differ."""
+        repeated = [size for size, stride in zip(one.shape[2:], one.stride()[2:], strict=True) if not stride]
+        return 1 / math.prod(repeated) if repeated else 1.0
 
     def _part(self, one: torch.Tensor) -> float:
         """Of the rows of a tensor, that differ; 1 of what takes them apart."""

@@ -549,6 +549,23 @@ def test_a_weight_that_each_round_computes_of_others_is_counted_but_the_first_ti
     assert not parametrize._cache
 
 
+@pytest.mark.parametrize(("passes", "again"), [(1, 3), (4, 0)], ids=["one-pass", "a-pass-each"])
+def test_weights_that_each_call_of_the_model_computes_of_others(passes, again):
+    """Four calls, whose weights one pass could share; those of micro-batches have graphs of their own."""
+    model, calls = Turned(1), ModelCalls()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    for step in range(3):
+        calls.begin_step([optimizer], step)
+        for _ in range(passes):
+            loss = sum(model(torch.zeros(S, D)).sum() for _ in range(4 // passes))
+            calls.backward_begins([loss], True)
+            loss.backward()
+        calls.end_step()
+        model.zero_grad()
+    calls.count()
+    assert calls.work.hoisted_bytes == 2 * again * 3 * 4 * D**2
+
+
 @pytest.mark.filterwarnings("ignore:.*weight_norm:FutureWarning")
 @pytest.mark.parametrize("name", ["weight_norm", "spectral_norm"])
 def test_weights_that_hooks_of_torch_compute_are_counted_as_those_of_parametrizations(name):
@@ -1685,6 +1702,36 @@ def test_products_of_rows_that_were_repeated_before(form):
     work = worked(model, torch.optim.SGD(model.parameters(), 0.1), lambda: model(torch.rand(1, S, D)))
     assert work.spread == pytest.approx(PAIRS.get(form, 0.0) * 3 * 2 * S * S * 2 * D * D)
     assert not work.spread or work.spread_at.function == "Pairs.forward"
+
+
+class Maps(nn.Module):
+    """Joins what is known of each place with what is known of all, and multiplies both."""
+
+    def __init__(self, form):
+        super().__init__()
+        self.form, self.inner = form, nn.Conv1d(D, D, 1, bias=False)
+        self.layer = nn.Conv1d(4 * D, D, 3 if form == "of three places" else 1, padding="same", bias=False)
+
+    def forward(self, x):
+        x = self.inner(x)
+        if self.form == "of places":
+            return self.layer(torch.cat([x, x, x, x], 1))
+        of_all = x.amax(2, keepdim=True).repeat(1, 3, 1)
+        if self.form == "normalized":
+            return self.layer(torch.cat([x, of_all.expand(-1, -1, S) - x.repeat(1, 3, 1)], 1))
+        return self.layer(torch.cat([x, of_all.expand(-1, -1, S)], 1))
+
+
+@pytest.mark.parametrize(
+    ("form", "part"),
+    [("expanded", 3 / 4 * (1 - 1 / S)), ("of places", 0.0), ("of three places", 0.0), ("normalized", 0.0)],
+)
+def test_convolutions_of_one_place_multiply_what_is_the_same_at_all(form, part):
+    """In both passes."""
+    model = Maps(form)
+    work = worked(model, torch.optim.SGD(model.parameters(), 0.1), lambda: model(torch.rand(2, D, S)))
+    assert work.spread == pytest.approx(part * 3 * 2 * 2 * S * 4 * D * D)
+    assert not part or work.spread_at.function == "Maps.forward"
 
 
 class Unfolded(nn.Module):
