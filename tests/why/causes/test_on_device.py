@@ -1042,13 +1042,23 @@ def test_products_that_are_all_in_fp32_are_a_loss_where_tf32_is_there(allowed, d
     assert part == (pytest.approx(67 / 494.7, rel=0.02) if found else 0)
 
 
-def test_copies_that_cudnn_puts_around_convolutions():
+def test_copies_that_cudnn_puts_around_convolutions(monkeypatch):
+    monkeypatch.setattr(needless_module, "pieces_of_run", lambda judged: [])
     copies = {"nchwToNhwcKernel": 3.0, "nhwcToNchwKernel": 1.0}
     assert needless(copies) == [("channels", 4.0)]
     # Five passes of 0.5 ms would do for the gradient.
     norm = {"batch_norm_transform_input_kernel": 1.0, "batch_norm_backward_kernel": 10.0}
     assert needless(copies | norm) == [("channels", 4.0 + 7.5)]
     assert needless(norm) == []  # without convolutions nobody knows the layout
+
+
+@pytest.mark.parametrize(
+    ("text", "is_told"),
+    [("nn.Conv1d(4, 8, 3)", False), ("nn.Conv1d(4, 8, 3), nn.Conv2d(4, 8, 3)", True), ("Model()", True)],
+)
+def test_convolutions_through_rows_have_no_channels_last(monkeypatch, text, is_told):
+    monkeypatch.setattr(needless_module, "pieces_of_run", lambda judged: [SimpleNamespace(text=text)])
+    assert needless({"nchwToNhwcKernel": 3.0}) == [("channels", 3.0)] * is_told
 
 
 def test_products_in_fp64_are_a_loss_beside_any_others():
@@ -1664,6 +1674,7 @@ def test_ranks_whose_batches_are_long_together_are_in_step():
         ),
         pytest.param({"device_to_pageable": 7.0, "pinned_to_device": 5.0}, None, "of copies", id="either"),
         pytest.param({}, None, "of copies", id="not-told"),
+        pytest.param({"device_to_pinned": 0.01}, None, "leave out copies between", id="of-kernels"),
     ],
 )
 def test_copies_are_of_a_kind_where_half_of_the_loss_must_be_of_it(tmp_path, copies, source, remedy):

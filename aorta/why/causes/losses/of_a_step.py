@@ -102,8 +102,9 @@ WAITED_MS = 0.005
 program on an H200."""
 MOST_OF_OPERATORS = 0.5
 """Of a step, from which on a loop is what its launches are for."""
-MOST_OF_COPIES = 0.5
-"""Of the time in which a device only copies, from which on it is said from where and to where."""
+MOST_OF_COPIES, LEAST_OF_COPIES = 0.5, 0.05
+"""Of the time in which a device only copies, from which on it is said from where and to where; and below
+which the driver's copies are not what takes it."""
 RECEIVES = re.compile(r"Connection\._(recv|send)")
 REBUILDS = re.compile(
     r"SocketClient|_?rebuild_|fd_id|storage_from_cache|recv|answer_ch|deliver_ch|SharedCache"
@@ -554,6 +555,8 @@ def _copied(judged: Run, ms: float) -> dict[str, object]:
     most = max(took, key=lambda kind: took[kind], default="")
     if not most or ms - (sum(took.values()) - took[most]) < MOST_OF_COPIES * ms:
         return {}
+    if 0 < took[most] < LEAST_OF_COPIES * ms:  # the rest are kernels that copy
+        return {"origin": "device_to_device"}
     source, target = most.split("_to_")
     return {
         "origin": most,

@@ -1,6 +1,6 @@
 """
-cause: synchronisation
-told: make what the loop around .* reads in its rounds one tensor
+cause: synchronisation|program_code
+told: (make what the loop around .* reads in its rounds one tensor|keep values in tensors)
 device: cuda
 """
 
