@@ -598,7 +598,8 @@ class ModelCalls:
         except Exception as error:
             return None, _text_of(error)
         for key, one in counted.items():
-            one.needless.num_calls = max(self._graphs.num_calls[key], 1)
+            if key not in self._cached:
+                one.needless.num_calls = max(self._graphs.num_calls[key], 1)
         total = sum(self._times[key] * one.flops for key, one in counted.items())
         if self._around is not None:
             self.precision = self._precision_of(kinds, counted)

@@ -549,15 +549,20 @@ def test_a_weight_that_each_round_computes_of_others_is_counted_but_the_first_ti
     assert not parametrize._cache
 
 
-@pytest.mark.parametrize(("passes", "again"), [(1, 3), (4, 0)], ids=["one-pass", "a-pass-each"])
-def test_weights_that_each_call_of_the_model_computes_of_others(passes, again):
+@pytest.mark.parametrize(
+    ("passes", "is_cached", "again"),
+    [(1, False, 3), (1, True, 0), (4, False, 0)],
+    ids=["one-pass", "cached", "a-pass-each"],
+)
+def test_weights_that_each_call_of_the_model_computes_of_others(passes, is_cached, again):
     """Four calls, whose weights one pass could share; those of micro-batches have graphs of their own."""
     model, calls = Turned(1), ModelCalls()
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     for step in range(3):
         calls.begin_step([optimizer], step)
         for _ in range(passes):
-            loss = sum(model(torch.zeros(S, D)).sum() for _ in range(4 // passes))
+            with parametrize.cached() if is_cached else nullcontext():
+                loss = sum(model(torch.zeros(S, D)).sum() for _ in range(4 // passes))
             calls.backward_begins([loss], True)
             loss.backward()
         calls.end_step()

@@ -742,10 +742,13 @@ def _counted(judged: Run, account: Account, work: WorkOfStep) -> Iterator[CauseF
         lines = range(at.line, at.line + 1) if op in OF_ITS_LINE and at is not None else None
         seen_ms, num = seen(at, lines) if op in AS_SEEN else (0.0, 0)
         if op == "hoisted" and at is not None and seen_ms:  # and as much backward; of a solve more
-            share = _part_of_weights(judged, at) or max(work.hoisted_share, work.hoisted_solves)
+            share, num_seen = _part_of_weights(judged, at)
+            share = share or max(work.hoisted_share, work.hoisted_solves)
             least, most = OF_SOLVES if work.hoisted_solves >= HALF else (2.0, 2.0)
             hoisted_ms, seen_ms = share * seen_ms, math.sqrt(least * most) * share * seen_ms
             found.facts["least_part"] = math.sqrt(least / most)
+            if 0 < num_seen < FEWEST and seen_ms < found.mean_ms:  # they tell the least, and no more
+                found.facts["least_part"], seen_ms = seen_ms / found.mean_ms, 0.0
         if seen_ms and (op != "unchanged" or work.unchanged_is_all):
             found.more_ms = 0.0 if lines is None else max(found.mean_ms - seen_ms, 0.0)
             if (least_part := found.facts.get("least_part")) is not None:
@@ -874,16 +877,16 @@ def _without_hoisted(loop: OperatorLoop, work: WorkOfStep) -> OperatorLoop:
     return msgspec.structs.replace(loop, **numbers)
 
 
-def _part_of_weights(judged: Run, at: StackFrame) -> float:
-    """Part of a line's samples whose thread is in what torch computes a weight with."""
+def _part_of_weights(judged: Run, at: StackFrame) -> tuple[float, int]:
+    """Part of a line's samples whose thread is in what torch computes a weight with, and how many are."""
     stacks = [
         stack
         for one in samples_of_ranks(judged.whole or judged)
         for stack in one.chosen(one.is_judged)
         if at in stack.frames
     ]
-    of_weights = sum(stack.ms for stack in stacks if OF_WEIGHTS.match(stack.frames[-1].function))
-    return of_weights / sum(stack.ms for stack in stacks) if stacks else 0.0
+    of_weights = [stack.ms for stack in stacks if OF_WEIGHTS.match(stack.frames[-1].function)]
+    return sum(of_weights) / max(sum(stack.ms for stack in stacks), 1e-9), len(of_weights)
 
 
 class NewPages(NamedTuple):

@@ -35,8 +35,9 @@ class Network(nn.Module):
 
 model = Network()
 optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-for _ in steps(100):
-    x, labels = torch.randn(NODES, WIDE), torch.randint(10, (NODES,))
+features, labels = torch.randn(NODES, WIDE), torch.randint(10, (NODES,))
+for step in steps(150):
+    x = features.roll(step, 0)
     optimizer.zero_grad()
     cross_entropy(model(x), labels).backward()
     optimizer.step()
