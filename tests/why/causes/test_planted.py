@@ -1225,4 +1225,4 @@ def test_what_a_line_computes_weights_with_is_told_by_its_samples(monkeypatch, l
     ]
     samples = SimpleNamespace(is_judged=None, chosen=lambda _: stacks)
     monkeypatch.setattr(needless, "samples_of_ranks", lambda _: [samples])
-    assert needless._part_of_weights(SimpleNamespace(whole=None), at) == (part, 1)
+    assert needless._part_of_weights(SimpleNamespace(whole=None), at) == (part, bool(part))
