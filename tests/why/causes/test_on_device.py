@@ -35,12 +35,11 @@ from aorta.timeline.types import Kind, Span
 from aorta.why.causes import rank as rank_module
 from aorta.why.causes import text as text_module
 from aorta.why.causes.finding import CauseFinding
-from aorta.why.causes.losses import needless as needless_module
-from aorta.why.causes.losses import of_a_step, program_code
+from aorta.why.causes.losses import kernels_by_name, of_a_step, program_code
+from aorta.why.causes.losses.kernels_by_name import _tf32_as_fast
 from aorta.why.causes.losses.needless import (
     _all_of_it,
     _emulated,
-    _tf32_as_fast,
     lines_text,
     loop_of,
     loss_loop,
@@ -1043,7 +1042,7 @@ def test_products_that_are_all_in_fp32_are_a_loss_where_tf32_is_there(allowed, d
 
 
 def test_copies_that_cudnn_puts_around_convolutions(monkeypatch):
-    monkeypatch.setattr(needless_module, "pieces_of_run", lambda judged: [])
+    monkeypatch.setattr(kernels_by_name, "pieces_of_run", lambda judged: [])
     copies = {"nchwToNhwcKernel": 3.0, "nhwcToNchwKernel": 1.0}
     assert needless(copies) == [("channels", 4.0)]
     # Five passes of 0.5 ms would do for the gradient.
@@ -1057,7 +1056,7 @@ def test_copies_that_cudnn_puts_around_convolutions(monkeypatch):
     [("nn.Conv1d(4, 8, 3)", False), ("nn.Conv1d(4, 8, 3), nn.Conv2d(4, 8, 3)", True), ("Model()", True)],
 )
 def test_convolutions_through_rows_have_no_channels_last(monkeypatch, text, is_told):
-    monkeypatch.setattr(needless_module, "pieces_of_run", lambda judged: [SimpleNamespace(text=text)])
+    monkeypatch.setattr(kernels_by_name, "pieces_of_run", lambda judged: [SimpleNamespace(text=text)])
     assert needless({"nchwToNhwcKernel": 3.0}) == [("channels", 3.0)] * is_told
 
 
@@ -1418,7 +1417,7 @@ def test_odd_rows_are_told_with_the_line_that_has_their_number(tmp_path, source,
 )
 def test_convolutions_in_fp32_have_a_switch_of_their_own(monkeypatch, other, op):
     """7 of 8 parts go; not where some are in TF32, which cuDNN was allowed then."""
-    monkeypatch.setattr(needless_module, "_tf32_as_fast", lambda judged: 1 / 8)
+    monkeypatch.setattr(kernels_by_name, "_tf32_as_fast", lambda judged: 1 / 8)
     kernels = {"sm80_xmma_fprop_implicit_gemm_f32f32_f32f32_f32_nhwckrsc": 16.0, other: 4.0}
     ((found, ms),) = needless(kernels)
     assert (found, ms) == (op, pytest.approx((20.0 if other.endswith("nn") else 16.0) * 7 / 8))
@@ -1564,7 +1563,7 @@ def test_backward_passes_of_table_index_are_no_cost_of_deterministic_algorithms(
     monkeypatch, ordered, indexed, ms
 ):
     """Of 12 ms of kernels that add in an order, of a step of 40 ms."""
-    monkeypatch.setattr(needless_module, "pieces_of_run", lambda judged: [])
+    monkeypatch.setattr(kernels_by_name, "pieces_of_run", lambda judged: [])
     work = WorkOfStep(ordered_bytes=ordered, indexed_bytes=indexed, ordered_at=LINE)
     found = needless({ORDERED: 10.0, SORT: 2.0}, work=work, modes={"slowed_by": IN_ORDER})
     assert found == ([] if ms is None else [("deterministic", pytest.approx(ms))])

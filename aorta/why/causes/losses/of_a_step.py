@@ -35,6 +35,7 @@ from aorta.why.causes.finding import (
 )
 from aorta.why.causes.losses.hooks import code_in_hooks
 from aorta.why.causes.losses.host_needs import MOSTLY_IDLE, within_host_needs
+from aorta.why.causes.losses.kernels_by_name import memory_used
 from aorta.why.causes.losses.needless import (
     MANY_CALLS,
     bound_cores,
@@ -42,7 +43,6 @@ from aorta.why.causes.losses.needless import (
     lines_text,
     loop_of,
     loss_loop,
-    memory_used,
     needless_work,
 )
 from aorta.why.causes.losses.new_workers import with_new_workers
