@@ -1,9 +1,9 @@
 """Work of the model itself that training may do without: done twice, in wider types than the rest, for
-gradients that nobody reads, for rows that nobody looked up, from nothing that changes, or in attention that is
-not fused; and what a loss, few threads and new pages of memory take beside it.
+gradients that nobody reads, for rows that nobody looked up, from nothing that changes, or in attention that
+is not fused; and what a loss, few threads and new pages of memory take beside it.
 
-The FLOPs that `aorta run` counts on a copy of the model without data tell it: it takes its part of the time of
-all kernels, of which no more is known. What names of kernels tell is in kernels_by_name.py.
+The FLOPs that `aorta run` counts on a copy of the model without data tell it: it takes its part of the time
+of all kernels, of which no more is known. What names of kernels tell is in kernels_by_name.py.
 """
 
 import math
