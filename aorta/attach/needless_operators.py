@@ -6,9 +6,10 @@ rows of one 1, with matrices of zeros, and those of which a part is read.
 """
 
 import re
+import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from types import MappingProxyType
+from types import FrameType, MappingProxyType
 from typing import Any, NamedTuple
 
 import torch
@@ -30,6 +31,8 @@ GROWS = 8
 """Times its largest result, that torch.cat in a line copies of what it gave before: less is not named."""
 PICKS = ("index", "index_select", "gather")
 """Operators that read as much of their first tensor as they give."""
+NOTHING = (0, 0, 0, 0, 0)
+OF_EACH_CALL = ("torch/nn/utils/parametrize.py", "torch/nn/utils/weight_norm.py")
 PREDICTS = "argmax"
 OTHERS = 0
 """In place of a storage: what else reads predictions."""
@@ -182,6 +185,8 @@ class NeedlessOperators:
         self.num_solves = self.num_checks = 0
         self.num_calls = 1
         """That go through one graph."""
+        self._of_each_call: dict[StackFrame | None, list[int]] = {}
+        """As _of_line, of weights that torch computes in each call."""
         self._columns: dict[int, tuple[torch.Tensor, int]] = {}
         """Results of unfold(), by storage, and bytes moved to make them."""
         self.unfolded, self.unfolded_bytes = Counter[StackFrame | None](), Counter[StackFrame | None]()
@@ -406,15 +411,16 @@ class NeedlessOperators:
             self.causal[at] += len(others) < len(of) and not self._is_told_causal()
 
     def _times_made(self, line: StackFrame | None) -> int:
-        within = max((len(made) for (at, _), made in self._used.items() if at == line), default=1)
-        return self.num_calls * within
+        return max((len(made) for (at, _), made in self._used.items() if at == line), default=1)
 
     def _made_again(self, column: int) -> Counter[StackFrame | None]:
         """FLOPs or bytes, forward and as often backward."""
-        times = {line: self._times_made(line) for line in self._of_line}
-        return Counter(
-            {line: round(2 * sums[column] * (1 - 1 / times[line])) for line, sums in self._of_line.items()}
-        )
+        again = Counter[StackFrame | None]()
+        for line, sums in self._of_line.items():
+            times, of_each_call = self._times_made(line), self._of_each_call.get(line, NOTHING)[column]
+            within, beside = 1 - 1 / times, (1 - 1 / self.num_calls) / times
+            again[line] = round(2 * (sums[column] * within + of_each_call * beside))
+        return again
 
     @property
     def spread(self) -> Counter[StackFrame | None]:
@@ -456,8 +462,7 @@ class NeedlessOperators:
 
     def hoisted_share(self, line: StackFrame | None) -> float:
         """Of the operators of a line."""
-        num, *_ = self._of_line.get(line, [0])
-        return (1 - 1 / self._times_made(line)) * num / max(self._num_operators[line], 1)
+        return self._made_again(0)[line] / 2 / max(self._num_operators[line], 1)
 
     def _see_of_weights(
         self, func: Any, args: Any, given: list[torch.Tensor], result: Any, work: tuple[int, int], at: Any
@@ -496,8 +501,10 @@ class NeedlessOperators:
                     self._of_weights[key] = _OfWeights(one, value, sources)
                     self._line_of[key] = at
             if sources:  # not an identity matrix alone, which is made of nothing
-                sums = self._of_line.setdefault(at, [0, 0, 0, 0, 0])
-                sums[:] = [num + more for num, more in zip(sums, (1, *work, is_solve, is_check), strict=True)]
+                more = (1, *work, is_solve, is_check)
+                for of_line in (self._of_line, *((self._of_each_call,) if _is_of_each_call() else ())):
+                    sums = of_line.setdefault(at, [*NOTHING])
+                    sums[:] = [num + one for num, one in zip(sums, more, strict=True)]
 
     def _see_merged(self, of_weights: _OfWeights, flops: int, at: StackFrame | None) -> None:
         """A product's gradient for a matrix, where only factors of it that are far smaller need one."""
@@ -595,6 +602,19 @@ class NeedlessOperators:
         self._tables[key] = Table(
             len(table), table.shape[1:].numel() * table.element_size(), num, before.line if before else at
         )
+
+
+def _is_of_each_call() -> bool:
+    """Whether a weight is computed of others as in each call of its module: by torch's functions for that,
+    but a spectral norm, whose vectors a call in training changes."""
+    frame: FrameType | None = sys._getframe(2)
+    found = False
+    while frame is not None:
+        found |= frame.f_code.co_filename.endswith(OF_EACH_CALL)
+        if frame.f_code.co_qualname.startswith("_SpectralNorm."):
+            return False
+        frame = frame.f_back
+    return found
 
 
 def _shape(tensor: torch.Tensor) -> Shape:

@@ -31,13 +31,15 @@ class _Noted:
     def __init__(self, functions: "NotedFunctions", name: str, original: Callable[..., Any]) -> None:
         self._functions, self._name, self._original = functions, name, original
         self.__wrapped__, self.__doc__ = original, original.__doc__
+        self.__module__ = getattr(original, "__module__", "torch")
         self.__name__ = getattr(original, "__name__", name)
         self.__qualname__ = getattr(original, "__qualname__", name)
 
     def __call__(self, *args: Any, **named: Any) -> Any:
         if not self._functions.is_noting():
             return self._original(*args, **named)
-        if not _is_plain(args[0] if args else named.get("input")):
+        out = named.get("out")
+        if not _is_plain(args[0] if args else named.get("input")) or not (out is None or _is_plain(out)):
             return self._functions.aside(self._original, args, named)
         began_ns = time.perf_counter_ns()
         found = self._original(*args, **named)
@@ -45,6 +47,11 @@ class _Noted:
         with suppress(Exception):  # nothing is said of it
             self._functions.note(self._name, args, named, found, ns, sys._getframe(1))
         return found
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "_original":  # of a copy that is being made
+            raise AttributeError(name)
+        return getattr(self._original, name)
 
     def __get__(self, instance: Any, owner: Any = None) -> Any:
         is_method = isinstance(self._functions.owner, type)
@@ -79,8 +86,10 @@ class NotedFunctions:
     def begin(self) -> None:
         self._thread, self._process = threading.get_ident(), os.getpid()
         for name in self._names:
-            original = getattr(self.owner, name)
-            noted, own = _Noted(self, name, original), vars(self.owner).get(name, _MISSING)
+            # What a program kept of another step, and has put back since, is what it stands for.
+            original = _original_of(getattr(self.owner, name))
+            own = _original_of(vars(self.owner).get(name, _MISSING))
+            noted = _Noted(self, name, original)
             self._put_on[name] = noted, own
             setattr(self.owner, name, noted)
             if operator := _builtins._find_builtin(original):  # what is scripted meanwhile
@@ -113,6 +122,10 @@ class NotedFunctions:
             for name, (noted, own) in self._put_on.items():
                 if vars(self.owner).get(name, _MISSING) is own:
                     setattr(self.owner, name, noted)
+
+
+def _original_of(function: Any) -> Any:
+    return function._original if isinstance(function, _Noted) else function
 
 
 def _put_back(owner: Any, name: str, noted: _Noted, own: Any) -> None:

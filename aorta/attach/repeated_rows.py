@@ -47,8 +47,12 @@ class RepeatedRows:
         is_weight: Callable[[torch.Tensor], bool],
     ) -> None:
         """is_weight: whether a tensor is computed from what the model holds alone."""
+        if name.endswith("_") and given:  # written to, it is what it was no more
+            for known in (self._rows, self._maps):
+                known.pop(given[0].untyped_storage()._cdata, None)
+            return
         if name == "convolution":
-            self._see_convolution(given, result, flops, line, is_weight)
+            self._see_convolution(args, result, flops, line, is_weight)
             return
         if flops:
             for rows, weight in (given[-2:], given[-1:-3:-1]) if len(given) > 1 else ():
@@ -65,7 +69,6 @@ class RepeatedRows:
             part = sum(self._part_of_places(one) * one.numel() for one in given) / made[0].numel()
             if part < 1:
                 self._maps[made[0].untyped_storage()._cdata] = _Rows(made[0], part)
-            return
         part = 1.0
         if name == "cat":
             part = sum(self._part(one) * one.numel() for one in given) / made[0].numel()
@@ -76,16 +79,18 @@ class RepeatedRows:
 
     def _see_convolution(
         self,
-        given: list[torch.Tensor],
+        args: Any,
         result: Any,
         flops: int,
         line: StackFrame | None,
         is_weight: Callable[[torch.Tensor], bool],
     ) -> None:
         """Of one place each, which is a product of its channels with weights: rows there are columns."""
-        maps, weight = given[:2]
+        maps, weight, bias, stride, padding, _, is_transposed = args[:7]
+        given = [one for one in (maps, weight, bias) if one is not None]
         made = self._maps.get(maps.untyped_storage()._cdata)
-        is_product = weight.shape[2:].numel() == 1 and weight.shape[1] == maps.shape[1]
+        is_of_places = {*stride} == {1} and {*padding} == {0} and not is_transposed
+        is_product = is_of_places and weight.shape[2:].numel() == 1 and weight.shape[1] == maps.shape[1]
         if made is not None and made.tensor.shape == maps.shape and is_product and is_weight(weight):
             more_bytes = max(result.nbytes - maps.nbytes, 0)
             saved = num_passes(given) * (1 - made.part) * flops - FLOPS_OF_A_BYTE * more_bytes

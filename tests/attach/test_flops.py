@@ -571,6 +571,32 @@ def test_weights_that_each_call_of_the_model_computes_of_others(passes, is_cache
     assert calls.work.hoisted_bytes == 2 * again * 3 * 4 * D**2
 
 
+class Own(nn.Module):
+    """A weight that the program computes itself, of what may differ from call to call, or once a step."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight, self.scale = nn.Parameter(torch.zeros(D, D)), 1.0
+
+    def forward(self, x):
+        return x @ torch.tanh(self.weight * self.scale)
+
+
+@pytest.mark.parametrize("name", ["own", "spectral_norm"])
+def test_weights_that_may_differ_from_call_to_call_are_computed_in_each(name):
+    layer = nn.Linear(D, D, bias=False)
+    model, calls = Own() if name == "own" else parametrizations.spectral_norm(layer), ModelCalls()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    for step in range(3):
+        calls.begin_step([optimizer], step)
+        loss = sum(model(torch.zeros(S, D)).sum() for _ in range(4))
+        calls.backward_begins([loss], True)
+        loss.backward()
+        calls.end_step()
+    calls.count()
+    assert calls.work.hoisted_bytes == 0
+
+
 @pytest.mark.filterwarnings("ignore:.*weight_norm:FutureWarning")
 @pytest.mark.parametrize("name", ["weight_norm", "spectral_norm"])
 def test_weights_that_hooks_of_torch_compute_are_counted_as_those_of_parametrizations(name):
@@ -1686,6 +1712,12 @@ class Pairs(nn.Module):
             pairs = torch.cat([first.repeat(1, S, 1), second.repeat(S, 1, 1)], -1)
         elif self.form == "edges":
             pairs = torch.cat([x[self.ends[0]], x.index_select(0, self.ends[1])], -1)
+        elif self.form == "behind each other":
+            rows = torch.cat([first.expand(S, S // 2, D), first.expand(S, S // 2, D)], 1)
+            pairs = torch.cat([rows, rows], -1)
+        elif self.form == "written to":
+            pairs = torch.cat([first.expand(S, S, D), second.expand(S, S, D)], -1)
+            pairs[:, :, :D] = first - second
         elif self.form == "one side":
             pairs = torch.cat([first.expand(S, S, D), (first - second)], -1)
         elif self.form == "differences":
@@ -1697,10 +1729,16 @@ class Pairs(nn.Module):
         return self.layer(pairs)
 
 
-PAIRS = {"expanded": 1 - 1 / S, "repeated": 1 - 1 / S, "edges": 1 - 1 / S, "one side": (1 - 1 / S) / 2}
+PAIRS = {
+    "expanded": 1 - 1 / S,
+    "behind each other": 1 - 2 / S,
+    "repeated": 1 - 1 / S,
+    "edges": 1 - 1 / S,
+    "one side": (1 - 1 / S) / 2,
+}
 
 
-@pytest.mark.parametrize("form", [*PAIRS, "differences", "windows", "few edges"])
+@pytest.mark.parametrize("form", [*PAIRS, "differences", "windows", "few edges", "written to"])
 def test_products_of_rows_that_were_repeated_before(form):
     """In both passes."""
     model = Pairs(form)
@@ -1715,7 +1753,8 @@ class Maps(nn.Module):
     def __init__(self, form):
         super().__init__()
         self.form, self.inner = form, nn.Conv1d(D, D, 1, bias=False)
-        self.layer = nn.Conv1d(4 * D, D, 3 if form == "of three places" else 1, padding="same", bias=False)
+        num, padding = (3, 1) if form == "of three places" else (1, int(form == "with a border"))
+        self.layer = nn.Conv1d(4 * D, D, num, padding=padding, bias=False)
 
     def forward(self, x):
         x = self.inner(x)
@@ -1724,12 +1763,21 @@ class Maps(nn.Module):
         of_all = x.amax(2, keepdim=True).repeat(1, 3, 1)
         if self.form == "normalized":
             return self.layer(torch.cat([x, of_all.expand(-1, -1, S) - x.repeat(1, 3, 1)], 1))
-        return self.layer(torch.cat([x, of_all.expand(-1, -1, S)], 1))
+        joined = torch.cat([x, of_all.expand(-1, -1, S)], 1)
+        if self.form == "written to":
+            joined += self.inner.weight[0, :1]
+        return self.layer(joined)
 
 
 @pytest.mark.parametrize(
     ("form", "part"),
-    [("expanded", 3 / 4 * (1 - 1 / S)), ("of places", 0.0), ("of three places", 0.0), ("normalized", 0.0)],
+    [
+        ("expanded", 3 / 4 * (1 - 1 / S)),
+        *(
+            (form, 0.0)
+            for form in ("of places", "of three places", "normalized", "written to", "with a border")
+        ),
+    ],
 )
 def test_convolutions_of_one_place_multiply_what_is_the_same_at_all(form, part):
     """In both passes."""

@@ -102,6 +102,33 @@ def test_a_method_that_the_program_puts_there_meanwhile_stays():
     assert before(PLAIN).shape == (24,)
 
 
+def test_what_a_program_keeps_and_puts_back_is_noted_once():
+    with Step():
+        kept, method = torch.fft.rfft, torch.Tensor.float
+    torch.fft.rfft, torch.Tensor.float = kept, method
+    try:
+        step = Step()
+        for one in step.of:
+            one.begin()
+        torch.fft.rfft(PLAIN)
+        PLAIN.float()
+        for one in step.of:
+            one.end()
+        assert step.names == ["rfft", "float"]
+        assert torch.fft.rfft is ORIGINALS["rfft"]
+    finally:
+        del torch.Tensor.float
+
+
+def test_functions_look_like_those_that_they_stand_for():
+    original, method = torch.fft.rfft, torch.Tensor.float
+    with Step():
+        assert torch.fft.rfft.__module__ == original.__module__
+        assert torch.Tensor.float.__objclass__ is method.__objclass__
+        assert repr(torch.fft.rfft) == repr(original)
+        assert not hasattr(torch.fft.rfft, "no_such_thing")
+
+
 HANDLED = {torch.Tensor.float: "float", torch.Tensor.flatten: "flatten", torch.fft.rfft: "rfft"}
 
 
@@ -119,6 +146,7 @@ def test_subclasses_find_functions_in_their_tables():
         assert one.float() == ("float", True)
         assert one.flatten() == ("flatten", True)
         assert torch.fft.rfft(one) == ("rfft", True)
+        assert torch.fft.rfft(PLAIN, out=one) == ("rfft", True)
         assert HANDLED[torch.Tensor.float] == "float"
         PLAIN.flatten()
     assert step.names == ["flatten"]

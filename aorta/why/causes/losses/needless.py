@@ -85,8 +85,9 @@ OF_OTHERS = re.compile(
     r"\b(np|numpy|pd|scipy|json|cv2|Image|open|loads?|split|random|rng|from_numpy|as_tensor|tensor)\b[.(]"
 )
 """In lines that may parse, decode, draw or copy beside what they compute with tensors."""
-LARGE_CASTS = 1e5
-"""Bytes in fp64, of which a cast tells what computed them: of less it takes no time."""
+LARGE_CASTS, PASSES_OF_CASTS = 1e5, 40
+"""Bytes in fp64, of which a cast tells what computed them: of less it takes no time; and times that these go
+through memory before at most, as larger ones of which they are made do."""
 OF_WEIGHTS = re.compile(r"_(Orthogonal|WeightNorm|SpectralNorm)\.forward$")
 """Functions of torch.nn.utils.parametrizations."""
 ALL_ALIKE = 0.995
@@ -352,7 +353,7 @@ def _narrowed(judged: Run, work: WorkOfStep, at: StackFrame) -> Iterator[CauseFi
         in_passes = one.is_judged & one.in_phase("backward", "optimizer")
         loops |= {frame.function_id for stack in one.chosen(in_passes) for frame in stack.frames}
         others = one.chosen(one.is_judged & ~one.in_phase("data", "backward", "optimizer"))
-        seen += [stack for stack in others if at.function_id in [one.function_id for one in stack.frames]]
+        seen += [stack for stack in others if any(map(partial(_is_before, at), stack.frames))]
     if work.narrowed_bytes < LARGE_CASTS or len(seen) < FEWEST or at.function_id in loops:
         return
     source = source_of(at.file, judged.noted)
@@ -361,11 +362,17 @@ def _narrowed(judged: Run, work: WorkOfStep, at: StackFrame) -> Iterator[CauseFi
     own_ms = sum(stack.ms for stack in seen if _computes_with_tensors(stack.frames, at, lines))
     if own_ms < NEARLY_ALL * seen_ms:
         return
-    lost_ms = FP64_MORE * seen_ms / len(samples)
-    found = finding_of("fp64", "work in fp64", at, np.full(judged.num_judged, lost_ms))
+    most_ms = 1e3 * PASSES_OF_CASTS * work.narrowed_bytes / CPU_BYTES_PER_S
+    seen_ms = min(seen_ms / len(samples), most_ms)
+    found = finding_of("fp64", "work in fp64", at, np.full(judged.num_judged, FP64_MORE * seen_ms))
     found.facts["narrowed_bytes"] = work.narrowed_bytes
-    found.more_ms, found.num_samples = (1 - FP64_MORE) / FP64_MORE * lost_ms, len(seen)
+    found.more_ms, found.num_samples = (1 - FP64_MORE) * seen_ms, len(seen)
     yield found
+
+
+def _is_before(at: StackFrame, frame: StackFrame) -> bool:
+    """In its function, and no line behind it."""
+    return frame.function_id == at.function_id and frame.line <= at.line
 
 
 def _computes_with_tensors(frames: list[StackFrame], at: StackFrame, lines: list[str]) -> bool:
