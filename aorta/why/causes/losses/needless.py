@@ -85,7 +85,7 @@ OF_OTHERS = re.compile(
     r"\b(np|numpy|pd|scipy|json|cv2|Image|open|loads?|split|random|rng|from_numpy|as_tensor|tensor)\b[.(]"
 )
 """In lines that may parse, decode, draw or copy beside what they compute with tensors."""
-LARGE_CASTS, PASSES_OF_CASTS = 1e5, 40
+LARGE_CASTS, PASSES_OF_CASTS = 1e5, 100
 """Bytes in fp64, of which a cast tells what computed them: of less it takes no time; and times that these go
 through memory before at most, as larger ones of which they are made do."""
 OF_WEIGHTS = re.compile(r"_(Orthogonal|WeightNorm|SpectralNorm)\.forward$")
