@@ -165,7 +165,7 @@ runpy.run_path(script, run_name="__main__")
 
 def causes_of(script, folder):
     """Causes of a run of a remedy's program."""
-    steps = {"PLANT_STEPS": "60", "OMP_NUM_THREADS": "1"}
+    steps = {"PLANT_STEPS": "240", "OMP_NUM_THREADS": "1"}
     done = run_python("-c", ATTACHED, script, folder, PROGRAMS, **steps)
     assert done.returncode == 0, done.stderr
     return causes(judge(load_run(folder, "run")))
