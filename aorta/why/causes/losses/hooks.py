@@ -24,8 +24,7 @@ from aorta.records.stacks import StackFrame
 from aorta.timeline.collective import busbw_factor
 from aorta.why.causes.finding import WAIT, CauseFinding
 from aorta.why.causes.losses.host_needs import MOSTLY_IDLE
-from aorta.why.causes.losses.kernels_by_name import TAKES
-from aorta.why.causes.losses.needless import beside_model_ms
+from aorta.why.causes.losses.kernels_by_name import TAKES, beside_model_ms
 from aorta.why.causes.losses.parts import work_ms_of
 from aorta.why.causes.losses.program_code import (
     BACKWARD,

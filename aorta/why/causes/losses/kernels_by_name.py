@@ -32,6 +32,8 @@ from aorta.why.causes.source import pieces_of_run
 TAKES: dict[tuple[str, ...], float] = {WORK: 1.0}
 PRODUCTS = ("gemm", "attention")
 """Classes of kernels that take as long as their FLOPs; others take as long as their bytes."""
+THROUGH_MEMORY = ("elementwise", "copy", "normalization")
+"""Classes of kernels that take as long as their bytes, and of which compiled code has fewer."""
 LARGE = 0.1
 """Of products in a wide type, that others must take for these to be the exception."""
 FULL = re.compile(r"f32f32_f32f32_f32|(?<!fp16_)(?<!bf16_)sgemm|scudnn")
@@ -409,6 +411,16 @@ def finding_within(account: Account, least_ms: float, most_ms: float, **facts: A
 
 def _count_of(judged: Run, name: str) -> float:
     return judged.mean_of(of_operation(NAME_COUNT, name)) or 0.0
+
+
+def beside_model_ms(judged: Run) -> float | None:
+    """Of kernels that memory bounds, what the model's operators leave, at the rate of the device's memory;
+    None where its bytes were not counted."""
+    hardware, model_bytes = part_of_device(judged), (judged.noted.work or WorkOfStep()).bytes
+    if hardware is None or not model_bytes:
+        return None
+    all_ms = sum(float(time_of_class(judged, name).mean()) for name in THROUGH_MEMORY)
+    return all_ms - 1e3 * model_bytes / hardware.memory.sustained_hbm_bytes_per_s
 
 
 def time_of_class(judged: Run, name: str) -> Floats:

@@ -52,6 +52,7 @@ from aorta.why.causes.losses.kernels_by_name import (
     TAKES,
     ZEROS,
     all_in_fp64,
+    beside_model_ms,
     finding_of,
     finding_within,
     memory_used,
@@ -74,8 +75,6 @@ from aorta.why.causes.source import pieces_of_run, source_of
 CROSS_ENTROPY = 5 / 8
 """Of what one function for a loss is counted to move, that torch's moves on a device: log_softmax reads and
 writes, and reads two and writes one backward."""
-THROUGH_MEMORY = ("elementwise", "copy", "normalization")
-"""Classes of kernels that take as long as their bytes, and of which compiled code has fewer."""
 PAGE_BYTES = 4096
 """Of the smallest page."""
 ATTENDS = re.compile(r"(scaled_dot_product|sdpa|flash|eager)_\w*attention")
@@ -306,16 +305,6 @@ def _handed_in_loss(
         facts |= {"is_least": True, "not_known": "what its kernels take beyond that"}
         most_ms = least_ms
     yield finding_within(account, least_ms, most_ms, at=None, **facts)
-
-
-def beside_model_ms(judged: Run) -> float | None:
-    """Of kernels that memory bounds, what the model's operators leave, at the rate of the device's memory;
-    None where its bytes were not counted."""
-    hardware, model_bytes = part_of_device(judged), (judged.noted.work or WorkOfStep()).bytes
-    if hardware is None or not model_bytes:
-        return None
-    all_ms = sum(float(time_of_class(judged, name).mean()) for name in THROUGH_MEMORY)
-    return all_ms - 1e3 * model_bytes / hardware.memory.sustained_hbm_bytes_per_s
 
 
 def _emulated(judged: Run, account: Account, work: WorkOfStep) -> Iterator[CauseFinding]:

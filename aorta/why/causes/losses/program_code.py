@@ -48,8 +48,7 @@ from aorta.records.stacks import Function, StackFrame, StackPhase
 from aorta.timeline.arrays import Flags, Floats, Ints
 from aorta.why.causes.finding import WAIT, CauseFinding
 from aorta.why.causes.losses.host_needs import MOSTLY_IDLE
-from aorta.why.causes.losses.kernels_by_name import CONVOLUTION
-from aorta.why.causes.losses.needless import THROUGH_MEMORY
+from aorta.why.causes.losses.kernels_by_name import CONVOLUTION, THROUGH_MEMORY
 from aorta.why.causes.losses.seen import Line, Seen, line_of
 from aorta.why.causes.program import noted_line, program_of
 from aorta.why.causes.rules import faster_form, instead_of
