@@ -1,24 +1,14 @@
 """A program whose transforms, casts and copies are noted trains under `aorta run` as without, to the bit."""
 
 import json
-import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
+from tests.gpu.outcomes import RANKS, outcomes
+
 PROGRAM = Path(__file__).with_name("noted_functions.py")
-RUN = [sys.executable, "-m", "aorta", "run", "--no-report", "-o"]
-RANKS = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node"]
-
-
-def trained(file: Path, launch: list[str]) -> dict[str, Any]:
-    done = subprocess.run(
-        [*launch, str(PROGRAM), str(file)], capture_output=True, text=True, timeout=120, check=False
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return dict(json.loads(file.read_text()))
 
 
 @pytest.mark.timeout(400)
@@ -36,11 +26,7 @@ def test_functions_that_are_noted_train_as_without(
     if num_ranks == 0:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     launch = [*RANKS, str(num_ranks)] if num_ranks > 1 else [sys.executable]
-    plain, again = (trained(tmp_path / name, launch) for name in ("plain", "again"))
-    attached = trained(tmp_path / "attached", [*RUN, str(tmp_path / "run"), "--", *launch])
-    assert plain == again, "the program does not repeat itself"
-    assert attached == plain
-    assert attached["are_own"]
+    assert outcomes(tmp_path, launch, PROGRAM)["are_own"]
     work = json.loads((tmp_path / "run" / "run.json").read_text())["work"]
     assert work["transforms"]["length"] == 2_311
     assert work["narrowed_bytes"] == 8 * 8 * 2_311 * 4
