@@ -33,11 +33,9 @@ OF_STEPS = {"backward", "step", "zero_grad"}
 QUIET = re.compile(r"no_grad|inference_mode")
 OF_OBJECTS = re.compile(r"(?:gather_object|_object_list)$")
 """Collectives of torch.distributed."""
-COLLATES = re.compile(r"(?:collate_fn|data_collator)=(?:\w+\.)*(\w+)")
+COLLATE = ("collate_fn", "data_collator")
 ASSIGNS = re.compile(r"(?:self\.)?(\w+)(?: *:[^=]+)? *=(?!=)")
-FILLS = re.compile(r"[\w.]*\b(zeros|ones|full|empty|pad|pad_sequence|new_\w+)\(")
-
-
+FILLS = re.compile(r"[\w.]*\b(zeros|ones|full|empty|pad|pad_sequence|new_\w+)\(|\[[\w.]+\] \* ")
 MAKES_CONSTANTS = re.compile(r"torch\.(tensor|as_tensor|arange|linspace|zeros|ones|full|eye)")
 """Functions that make a tensor of numbers of the host's, where they are not told another device."""
 
@@ -111,14 +109,32 @@ def made_in(pieces: list[Piece], key: str, begins: str, line: CodeLine | None) -
     found = [one for one in pieces if re.match(begins, one.text)]
     assigned = [] if line is None else _assigned(line, found, pieces)
     found = assigned or ([] if key == "unread" else found)
-    if key == "padding" and not found:  # the first tensor that a collate function makes
-        collates = {told[1] for one in pieces if (told := COLLATES.match(one.text)) is not None}
-        of_them = [one for one in pieces if one.at.function.rpartition(".")[2] in collates]
-        found = [one for one in of_them if FILLS.match(one.text)][:1] or of_them[:1]
+    if key == "padding" and not found:
+        found = _fills(pieces)
     at = [*dict.fromkeys(one.at for one in found)]
     is_known = line is not None and (line.file, line.line) in [(one.file, one.line) for one in at]
     names = [one.text if one is at[0] else f"{Path(one.file).name}:{one.line}" for one in at]
     return "" if is_known or len(at) > MOST_LINES else " and ".join(names)
+
+
+def _fills(pieces: list[Piece]) -> list[Piece]:
+    """The first tensor that a collate function makes, or without such a function a data set for a sample."""
+    names = set[str]()
+    for one in pieces:
+        if isinstance(one.node, ast.keyword) and one.node.arg in COLLATE:
+            names |= {*_names(one.node.value), ast.unparse(one.node.value).rpartition(".")[2]}
+    for one in pieces:  # what it was made from
+        if isinstance(one.node, ast.Assign) and names & {*map(ast.unparse, one.node.targets)}:
+            names |= {*_names(one.node.value)}
+    of_them = [
+        one
+        for one in pieces
+        if (path := one.at.function.split("."))[-1] in names
+        or (path[-1] == "__call__" and path[0] in names)
+        or (path[-1] == "__getitem__" and not names)
+    ]
+    filled = [one for one in of_them if FILLS.match(one.text)]
+    return (filled or (of_them if names else []))[:1]
 
 
 def _assigned(line: CodeLine, found: list[Piece], pieces: list[Piece]) -> list[Piece]:

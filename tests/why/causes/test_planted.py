@@ -631,7 +631,7 @@ def test_a_product_for_ignored_targets_is_told_to_choose_its_positions(tmp_path)
     [
         (
             WorkOfStep(flops=100.0, padding=0.8, padding_columns=0.7),
-            "the loader, which is made at train.py:9)",
+            "by a collate_fn of the loader made at train.py:9",
         ),
         (
             WorkOfStep(flops=100.0, rows_bytes=4e7, rows_at=AT),

@@ -141,6 +141,36 @@ def test_a_module_is_made_where_what_the_line_calls_is_assigned(tmp_path):
     assert made_in(found, "compute", "unread", None) == ""
 
 
+FILLING = """\
+class Collate:
+    def __call__(self, rows):
+        return torch.full((len(rows), 512), 0)
+
+def joined(width, rows):
+    return [row + [0] * (width - len(row)) for row in rows]
+
+class Rows(Dataset):
+    def __getitem__(self, index):
+        sample = self.rows[index]
+        return F.pad(sample, (0, 512 - len(sample)))
+
+"""
+
+
+@pytest.mark.parametrize(
+    ("loader", "told"),
+    [
+        ("DataLoader(rows, collate_fn=Collate())", "Collate.__call__(), train.py:3"),
+        ("DataLoader(rows, collate_fn=partial(joined, 512))", "joined(), train.py:6"),
+        ("collate = Collate()\nDataLoader(rows, collate_fn=collate)", "Collate.__call__(), train.py:3"),
+        ("DataLoader(Rows(), 8)", "Rows.__getitem__(), train.py:11"),
+        ("DataLoader(Rows(), 8, collate_fn=libraries.own)", ""),
+    ],
+)
+def test_rows_are_filled_up_by_what_makes_batches_or_else_samples(tmp_path, loader, told):
+    assert made_in(pieces(tmp_path, train=FILLING + loader + "\n"), "compute", "padding", None) == told
+
+
 def test_the_argument_that_fills_rows_to_one_length_is_the_line(tmp_path):
     program = 'rows = tokenizer(\n    texts,\n    padding="max_length",\n)\n'
     assert made_in(pieces(tmp_path, train=program), "compute", "padding", None) == "train.py:3"
