@@ -76,6 +76,7 @@ from aorta.why.causes.source import (
     is_called_anew,
     is_of_sampler,
     made_in,
+    makes,
     pieces_of_run,
     rounds_around,
     sends_of,
@@ -814,7 +815,8 @@ def cause_of(
         return None  # slow by their lengths alone: the host was ahead, and lets the device catch up
     facts = fact_texts(finding, judged, account, path) | program_of(judged.noted)[1]
     waited_ms = value.each_ms if finding.kind == "data_loading" else 0.0
-    of_workers = workers_of(judged.noted, account.share("core_taken"), waited_ms, cores_had(judged))
+    rest_ms = step - waited_ms if waited_ms else 0.0
+    of_workers = workers_of(judged.noted, account.share("core_taken"), waited_ms, cores_had(judged), rest_ms)
     stack, facts = stack | of_workers[0], facts | of_workers[1]
     if finding.kind == "data_loading":
         work = None if workers is None else workers.work
@@ -869,6 +871,10 @@ def cause_of(
         begins = rule.begins("length").format(length=length.replace(",", "_?"))
         written = made_in(pieces_of_run(judged), "length", begins, line)
         key, made = ("length", written) if written else (key, made)
+    if unread_of := finding.facts.get("unread_of"):  # its class says more than what the line has beside it
+        begins = rule.begins("unread_of").format(unread_of=makes(unread_of, pieces_of_run(judged)))
+        written = made_in(pieces_of_run(judged), "unread_of", begins, None)
+        key, made = ("unread_of", written) if written else (key, made)
     may_grow = line is not None and finding.kind in MAY_GROW and workers is None
     is_expected = bool(facts.get("registered"))
     grows = growth_text(judged.whole or judged, line, finding.rank, is_expected) if may_grow else ""

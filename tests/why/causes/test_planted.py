@@ -591,6 +591,19 @@ def test_gradients_of_inputs_are_needless_where_the_source_reads_none(lines, is_
     )
 
 
+@pytest.mark.parametrize(("backward_ms", "ms"), [(29.0, 27.0), (18.0, 18.0)])
+def test_gradients_that_nobody_reads_take_no_longer_than_the_backward_pass(backward_ms, ms, tmp_path):
+    """Of 30 ms by FLOPs 27."""
+
+    def make(rank, step, noise):
+        return Host().work(30.0 - backward_ms).work(backward_ms, "backward").comm(2.0)
+
+    run = run_record(2, work=WorkOfStep(flops=100.0, unread=90.0, unread_at=AT))
+    (cause,) = found(tmp_path / "run", make, run)
+    assert cause.ms == pytest.approx(ms, rel=0.02)
+    assert cause.interval_ms[1] <= 1.01 * backward_ms
+
+
 @pytest.mark.parametrize(("backward_ms", "ms"), [(20.0, 10.0), (2.0, 3.0), (1.0, None)])
 def test_a_pass_once_more_takes_no_more_than_those_that_train_let_it(backward_ms, ms, tmp_path):
     """Half as many FLOPs beside those of a step: a third of 30 ms, unless the program's own code is."""

@@ -184,6 +184,8 @@ LARGE_COPIES = 0.15
 """Of a step on a CPU: attention needs some between its heads."""
 WITH_BYTES = ("unread", "inputs", "discarded", "unused", "masked", "merged", "backwards", "before")
 """Of which FLOPs alone are counted: as much of the bytes goes with them."""
+OF_BACKWARD = ("unread", "inputs", "discarded", "merged")
+"""Which backward passes alone do."""
 OF_CPUS = ("spread", "unfolded")
 UNFOLDED_SAVES = 0.75
 """Of them, that convolutions do not take on a CPU: of five sizes in one thread, 0.62 to 0.94."""
@@ -447,7 +449,10 @@ def _counted(judged: Run, account: Account, work: WorkOfStep) -> Iterator[CauseF
         whole = 1 + beside
         # The program's own code, too, is what ranks compute.
         most_ms = part * passes_ms if op in BESIDE and passes_ms else math.inf
+        if op in OF_BACKWARD and in_backward_ms:
+            most_ms = min(most_ms, in_backward_ms)
         found = finding(op, what, at, np.minimum(lost_ms / whole, most_ms), **facts_of.get(op, {}))
+        found.most_ms = most_ms if op in OF_BACKWARD else found.most_ms
         found.facts["part"] = part / whole or None
         lines = range(at.line, at.line + 1) if op in OF_ITS_LINE and at is not None else None
         seen_ms, num = seen(at, lines) if op in AS_SEEN else (0.0, 0)
