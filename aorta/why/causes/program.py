@@ -1,6 +1,7 @@
 """What a run uses, in names and facts that rules ask for: what the program has set, as run.json holds it, and
 libraries, as far as records tell."""
 
+import math
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import cache
@@ -16,7 +17,7 @@ from aorta.account.load.measures import noted_modes, noted_program, num_local_ra
 from aorta.account.load.rank.kernels import NAME_TIME
 from aorta.account.metrics import operations
 from aorta.account.model import Run
-from aorta.account.numbers import byte_text, counted
+from aorta.account.numbers import byte_text, counted, quantity
 from aorta.records.schema import RunRecord
 from aorta.records.stacks import StackFrame
 from aorta.timeline.collective import POINT_TO_POINT
@@ -101,7 +102,10 @@ CONVERTS_ROWS = re.compile(r"|torch\.(?:from_numpy|as_tensor|tensor|stack)")
 ROW_MS = 0.05
 """Of a row of a few tensors that Python fetches and joins, at most: 5 to 26 us as measured. Of larger ones
 that take longer, copies do."""
-MOST_WORKERS = 4
+MOST_WORKERS, MOST_OF_ALL = 4, 16
+"""Of a loader: mostly, and where batches take far longer than the rest of a step."""
+MUCH_LEFT = 0.1
+"""Of a wait, that workers leave."""
 THREADS = ("MKL_NUM_THREADS", "OMP_NUM_THREADS")
 CROWDED = 0.1
 """Part of the step in which others have the cores, from which on no core is free."""
@@ -315,24 +319,30 @@ def bytes_of_optimizers(run: RunRecord) -> float:
 
 
 def workers_of(
-    run: RunRecord, core_taken: float, waited_ms: float, had: CoresHad | None = None
+    run: RunRecord, core_taken: float, waited_ms: float, had: CoresHad | None = None, rest_ms: float = 0.0
 ) -> tuple[frozenset[str], dict[str, str]]:
     """What is to be said of more workers: names of PROGRAM that hold, and how many have cores beside the one
-    of each rank that trains. MOST_WORKERS where nobody counted the cores.
+    of each rank that trains. MOST_WORKERS where nobody counted the cores; more where these make batches
+    slower than the rest of a step goes on, and what is waited for them then, where that is much.
 
-    core_taken: part of the step in which others have the cores. waited_ms: for batches, in a step. had: as
-    measured, less than LEAST_FREE of a core for each rank is none.
+    core_taken: part of the step in which others have the cores. waited_ms: for batches, in a step, of which
+    rest_ms is the rest. had: as measured, less than LEAST_FREE of a core for each rank is none.
     """
     names = {"short_batch"} if 0 < waited_ms < HAND_OVER_MS else set()
     modes = noted_modes(run)
     cores = int(_number(modes, "num_cores"))
     if not cores:
-        return frozenset(names), {"workers": str(MOST_WORKERS)}
+        return frozenset(names), {"workers": str(MOST_WORKERS), "leaves": ""}
     free = cores // num_local_ranks(run) - 1
     is_used = had is not None and had.free < LEAST_FREE * num_local_ranks(run)
     if free < 1 or core_taken > CROWDED or is_used:
         names.add("no_core")
-    return frozenset(names), {"workers": str(max(min(free, MOST_WORKERS), 1)), "cores": str(cores)}
+    enough = min(math.ceil(waited_ms / rest_ms), MOST_OF_ALL) if rest_ms > 0 else MOST_WORKERS
+    workers = max(min(free, max(MOST_WORKERS, enough)), 1)
+    left_ms = waited_ms / workers - rest_ms if rest_ms > 0 else 0.0
+    is_much = left_ms >= MUCH_LEFT * waited_ms
+    leaves = f" (which leaves {quantity(left_ms, 'ms')} of the wait)" if is_much else ""
+    return frozenset(names), {"workers": str(workers), "cores": str(cores), "leaves": leaves}
 
 
 def rows_of(
@@ -531,9 +541,11 @@ def loader_of(program: Mapping[str, Any]) -> Mapping[str, Any] | None:
         and row.get("batch_size") is not None
         and all(row.get(name) == found.get(name) for name in handed_on)
     ]
-    if len(twins) != 1:
+    # Of those that prepare() took together, the first: programs make what they train on before the others.
+    is_one = len(twins) == 1 or len(twins) == found.get("times")
+    if not twins or not is_one:
         return found
-    (made,) = twins
+    made = twins[0]
     return {**found, "batch_size": made["batch_size"], "site": made.get("site")}
 
 

@@ -141,3 +141,14 @@ def test_a_loader_that_accelerate_makes_of_the_programs_is_told_where_that_was_m
     found = loader_of({"loaders": [of_program, validation, prepared]})
     assert found == prepared | {"batch_size": 8, "site": "train.py:92"}
     assert loader_of({"loaders": [validation, prepared]}) == prepared
+
+
+def test_of_loaders_that_accelerate_takes_in_one_line_the_first_is_meant():
+    kept = {"dataset": "Tiles", "num_workers": 0, "persistent_workers": False, "prefetch_factor": None}
+    made = [
+        kept | {"batch_size": size, "num_batches": 0, "site": f"train.py:{line}"}
+        for size, line in ((256, 64), (250, 65))
+    ]
+    prepared = kept | {"batch_size": None, "num_batches": 144, "site": "train.py:69", "times": 2}
+    assert loader_of({"loaders": [*made, prepared]}) == prepared | {"batch_size": 256, "site": "train.py:64"}
+    assert loader_of({"loaders": [*made, prepared | {"times": 1}]})["site"] == "train.py:69"

@@ -567,6 +567,22 @@ def test_workers_are_offered_as_far_as_there_are_cores_for_them(cores, num_ranks
 
 
 @pytest.mark.parametrize(
+    ("cores", "rest_ms", "workers", "leaves"),
+    [
+        pytest.param(16, 30.0, 4, "", id="few-are-enough"),
+        pytest.param(16, 15.0, 8, "", id="eight-are"),
+        pytest.param(64, 2.0, 16, "", id="as-many-as-are-offered"),
+        pytest.param(2, 30.0, 1, " (which leaves 90.0 ms of the wait)", id="one-is-not"),
+    ],
+)
+def test_so_many_workers_are_offered_as_keep_up(cores, rest_ms, workers, leaves):
+    """Of a wait of 120 ms in a step."""
+    run = msgspec.structs.replace(run_record(1), program={"modes": {"num_cores": cores}})
+    _, facts = workers_of(run, 0.0, 120.0, None, rest_ms)
+    assert (facts["workers"], facts["leaves"]) == (str(workers), leaves)
+
+
+@pytest.mark.parametrize(
     ("ranks", "others", "names"),
     [
         pytest.param(1.0, 0.5, set(), id="half-a-core-idles"),
