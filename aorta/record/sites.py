@@ -28,8 +28,8 @@ MOST_CALLS = 512
 """Limit of calls of a step that are looked at."""
 MOST_SITES = 1000
 DEEPEST = 200
-SMALL_BYTES = 64
-"""A tensor of at most these is a value: a loss, a flag, a count."""
+VALUE_BYTES, SMALL_BYTES = 8, 64
+"""A tensor of at most these is a value, or a few: a loss, a flag, counts."""
 METRICS = ("torchmetrics", "evaluate", "sklearn")
 """Libraries whose collectives move metrics."""
 _OF_FUNCTIONS: tuple[tuple[frozenset[str], str], ...] = (
@@ -196,4 +196,5 @@ def _moves(call: CollectiveCall, functions: frozenset[str], package: str) -> str
         return f"{kind}{call.module}"
     if "_engine_run_backward" in functions:
         return "gradients"
-    return "a value" if call.bytes <= SMALL_BYTES else "a tensor"
+    few = "a value" if call.bytes <= VALUE_BYTES else "a few numbers"
+    return few if call.bytes <= SMALL_BYTES else "a tensor"

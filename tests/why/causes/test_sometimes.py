@@ -395,6 +395,20 @@ def test_work_of_one_rank_in_no_step_is_half_as_long_where_two_have_a_part(tmp_p
     assert found_causes(judged).unexplained_ms["wait"] < 1.0  # what rank 1 waits is that again
 
 
+def test_work_of_all_ranks_in_no_step_may_be_divided_among_them(tmp_path):
+    """80 ms behind every eighth of 64 steps of 22 ms, of each of two ranks."""
+
+    def make(rank, step, noise):
+        begin_ms = 22.0 * step + 80.0 * (step // 8)
+        return Host().work(20.0).comm(2.0), {"start_unix_ns": 10**18 + int(begin_ms * 1e6)}
+
+    (cause,) = causes(judge(load_run(run_of(tmp_path, make, run_record(2), steps=64), "run"), 1))
+    assert (cause.subject, cause.rank) == ("evaluation or other work in no step", None)
+    assert cause.change.startswith(
+        "let each rank do a part of it, where all go through the same rows; or do it less often"
+    )
+
+
 def test_work_of_a_single_rank_in_no_step_is_waited_for_by_nobody(tmp_path):
     """80 ms behind every eighth of 64 steps of 20 ms."""
 

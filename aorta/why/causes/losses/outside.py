@@ -37,9 +37,12 @@ def outside_cause(
     dealt = 1.0 if rank is None else 1 - 1 / num_ranks
     place = "" if line is None else line.text + (f" (called from {line.caller})" if line.caller else "")
     what = f"what {place} does" if place else "it"
+    seldom = f"do {what} less often"
+    if len(account.step_ms) > 1:
+        seldom = f"let each rank do a part of {what}, where all go through the same rows; or do it less often"
     change = (
-        f"do {what} less often, or on fewer batches; a model is called there on as many rows at a time as"
-        " memory allows, and under torch.no_grad()"
+        f"{seldom}, or on fewer batches; a model is called there on as many rows at a time as memory allows,"
+        " and under torch.no_grad()"
     )
     if rank is not None:
         who, waits = f" on rank {rank}", "; the others wait for it"

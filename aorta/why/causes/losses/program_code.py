@@ -543,7 +543,7 @@ def code_in_passes(judged: Run, account: Account, losses: list[CauseFinding]) ->
         "op": most[2],
         "origin": most[2],
         f"{most[2]}_ms": float(ms.mean()),
-        "at": Counter(map(innermost, seen.paths)).most_common(1)[0][0],
+        "at": heaviest(seen.stacks),
         "instead": _instead(seen.paths),
     }
     if ms.mean() >= LARGE * account.mean_step_ms:

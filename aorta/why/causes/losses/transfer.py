@@ -82,7 +82,7 @@ HIDDEN_ENOUGH = 0.6
 """Hidden part of gathers, from which on they are prefetched: of few, the first one cannot be hidden."""
 MIN_GATHERS = 3
 NEEDLESS = {
-    **dict.fromkeys(("nothing", "a tensor", "a value", "a metric"), "own"),
+    **dict.fromkeys(("nothing", "a tensor", "a few numbers", "a value", "a metric"), "own"),
     **{"an object": "object", "buffers": "buffers", f"for {OF_ZERO}": "zero"},
 }
 """What moves that is no gradient or parameter, as call sites have it, and its origin for the rules; and what
