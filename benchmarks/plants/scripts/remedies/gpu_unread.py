@@ -1,6 +1,6 @@
 """
 cause: compute
-told: requires_grad_\(False\) for .+, where their module is made
+told: requires_grad_\(False\) for .+, (where their module is made|before the optimizer of others)
 device: cuda
 """
 
