@@ -53,6 +53,7 @@ def test_an_empty_path_is_not_the_current_folder() -> None:
         run_command.main(["-o", "", "true"], standalone_mode=False)
 
 
+@pytest.mark.processes
 def test_a_command_that_fails_before_a_step_is_said_to_have_failed(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -60,6 +61,7 @@ def test_a_command_that_fails_before_a_step_is_said_to_have_failed(
     assert "the command ended with status 7 before a step" in capsys.readouterr().err
 
 
+@pytest.mark.processes
 def test_a_report_that_fails_does_not_change_the_status_of_the_job(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -72,6 +74,7 @@ def test_a_report_that_fails_does_not_change_the_status_of_the_job(
     assert "the report failed, a mistake in aorta: KeyError: 'planted'" in capsys.readouterr().err
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(
     ("flags", "variables"),
     [([], {}), (["--continue"], {}), ([], {"SLURM_RESTART_COUNT": "1"}), ([], {"AORTA_RUN_ID": "a"})],
@@ -154,6 +157,7 @@ def test_the_tool_of_rocprofiler_is_named_where_amds_driver_is(
     assert ("ROCP_TOOL_LIBRARIES=" in out.read_text()) == has_driver
 
 
+@pytest.mark.processes
 def test_a_limit_of_hangs_turns_the_watchdog_on(tmp_path: Path) -> None:
     command = ["sh", "-c", f'printf %s "$AORTA_RUN" > {tmp_path}/settings']
     run_command.main(

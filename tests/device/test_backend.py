@@ -149,6 +149,7 @@ def test_an_asynchronous_collective_is_timed_on_a_stream_that_waits_for_it(
         assert (call["stream"], call["start_ms"], call["end_ms"]) == ("group", 5_000, 15_000)
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(("uses_it", "num_lines"), [(True, 1), (False, 2)])
 def test_a_program_that_first_uses_its_device_within_a_step_is_timed_by_it_from_the_second_on(
     device: FakeBackend, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, uses_it: bool, num_lines: int

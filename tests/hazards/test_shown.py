@@ -107,6 +107,7 @@ def test_the_page_has_a_section_for_checked_runs_alone(folder):
     assert "later    aten::mm at train.py:9 in Block.forward" in source
 
 
+@pytest.mark.processes
 def test_a_command_that_died_is_said_with_its_code(tmp_path):
     for script, code, words in (("exit 5", 5, "5"), ("kill -9 $$", 137, "137 (SIGKILL)")):
         result = run("check", "-o", str(tmp_path / "out"), "--", "sh", "-c", script)

@@ -47,8 +47,10 @@ MIN_USUAL_STEPS = 3
 
 
 def work_ms_of(account: Account) -> Floats:
-    """[step]: what ranks compute, a mean over them."""
+    """[step]: what ranks compute, a mean over them; zero where steps without details alone are judged."""
     cells = [account.cells[name] for name in WORK if name in account.cells]
+    if not cells:
+        return np.zeros_like(account.step_ms[0])
     mean: Floats = np.sum(cells, axis=0).mean(axis=0)
     return mean
 
