@@ -11,12 +11,13 @@ from aorta.account.judge.profiles import told_differences
 from aorta.account.load.open import load_run
 from aorta.account.newest import newest
 from aorta.records.newest import Follower
-from aorta.records.schema import HostUse, KernelSums
+from aorta.records.schema import HostUse, KernelSums, WorkOfStep
 from aorta.timeline.types import OverlapRecord
 from aorta.why.causes.rank import found_causes, late_rank
 from aorta.why.causes.text import nothing_text
 from tests.dist.launch import run_ranks
 from tests.record.rank_programs import late_where_left_out
+from tests.records.run_folders import run_record
 from tests.why.causes.runs import Host, causes, run_of
 from tests.why.causes.stacks import COMMON, write_stacks
 
@@ -362,3 +363,17 @@ def test_reductions_with_nothing_behind_them_may_delay_steps_that_nothing_holds_
     (cause,) = [one for one in found if one.origin == "accumulated"]
     assert (cause.interval_ms[1] > 12.0) == (recorded_more_ms > 0)
     assert any("ms longer than others" in text for text in cause.evidence) == (recorded_more_ms > 0)
+
+
+def test_of_steps_without_details_alone_no_cause_is_named(tmp_path):
+    """As with --warmup 30, behind the 24 recorded ones."""
+
+    def make(rank, step, noise):
+        host = Host().work(20.0 * noise.gauss(1, 0.02)).work(0.5, "optimizer")
+        return host, {"source": "host", **(LEFT_OUT if step >= 24 else {})}
+
+    work = WorkOfStep(flops=1e9, bytes=1e7, unread=3e8, copies_bytes=1e6, copies=3, fp64=1e8)
+    folder = run_of(tmp_path / "run", make, run_record(2, work=work), steps=120)
+    judged = judge(load_run(folder, "a"), 30)
+    assert causes(judged) == []
+    assert nothing_text(dataset("a", [judged]), found_causes(judged)).startswith("No cause is named.")
