@@ -17,6 +17,8 @@ import click
 from aorta.errors import BAD_INPUT, FINE, INTERRUPTED, AortaError, ConfigError, did_you_mean, not_installed
 from aorta.launcher import is_first_rank
 
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+"""Errors of what is written."""
 FIXABLE = (errno.ENAMETOOLONG, errno.EACCES, errno.EPERM)
 """Errors of files that only a name that the user gave, or one below it, can cause."""
 
@@ -135,6 +137,10 @@ class OneLine(click.Command):
             self.say(message)
             sys.exit(BAD_INPUT)
         except OSError as error:
+            if error.filename is None and error.errno in NO_ROOM:  # of standard output, mostly
+                discard_output()
+                self.say(f"not all could be written: {error.strerror}")
+                sys.exit(BAD_INPUT)
             if error.errno not in FIXABLE or error.filename is None:
                 raise
             name = os.fsdecode(error.filename)
@@ -190,11 +196,11 @@ def output_of_verdict() -> Iterator[None]:
 
 
 def discard_output() -> None:
-    """Let the interpreter flush its streams at its end without an error, after a broken pipe."""
+    """Let the interpreter flush its streams at its end without an error, after a broken pipe or a full disk."""
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()
-        except BrokenPipeError:
+        except OSError:
             null = os.open(os.devnull, os.O_WRONLY)
             os.dup2(null, stream.fileno())
             os.close(null)

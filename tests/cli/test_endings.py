@@ -258,3 +258,15 @@ def test_a_program_that_runs_out_of_memory_ends_with_who_held_it(tmp_path: Path)
     )
     assert re.search(r"held: \d+\.\d MiB \((\d\d|100) %\) \d+ tensors in predictions \(keeps.py:12\)", said)
     assert "change: let go of what predictions (keeps.py:12) keeps" in said
+
+
+@pytest.mark.processes
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full, a device of Linux")
+@pytest.mark.parametrize("arguments", [["--help"], ["why", "--help"], ["doctor"]], ids=" ".join)
+def test_what_a_full_disk_does_not_take_is_one_line(arguments: list[str]) -> None:
+    with open("/dev/full", "w") as full:
+        ended = subprocess.run(
+            [sys.executable, "-m", "aorta", *arguments], stdout=full, stderr=subprocess.PIPE, text=True
+        )
+    assert ended.stderr == "error: not all could be written: No space left on device\n"
+    assert ended.returncode == 2
