@@ -196,7 +196,7 @@ def output_of_verdict() -> Iterator[None]:
 
 
 def discard_output() -> None:
-    """Let the interpreter flush its streams at its end without an error, after a broken pipe or a full disk."""
+    """Let the interpreter flush its streams at its end without an error, though nobody takes what is left."""
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()

@@ -8,7 +8,7 @@ import numpy as np
 
 from aorta.account.judge.alike import why_unlike
 from aorta.account.judge.cells import CELLS, EXPOSED_CELLS, IDLE_CELLS, Account, account_of
-from aorta.account.judge.phases import TITLES, phase_steps, phases_of
+from aorta.account.judge.phases import TITLES, phase_steps, phases_of, variance_of_own_code
 from aorta.account.load.rank.phases import PHASES
 from aorta.account.model import ConfidenceInterval, Dataset, Decomposition, Part, PhaseChange, StepWork
 from aorta.timeline.arrays import Floats
@@ -110,10 +110,21 @@ def _phases(sides: Sequence[Dataset], change: Change) -> list[PhaseChange]:
     found = []
     for phase in PHASES:
         if any(phase in side for side in rows):
-            part = change.part(phase, [_share(side, phase) for side in series])
+            shares = [_share(side, phase) for side in series]
+            if phase in ("forward", "rest"):
+                shares = [_less_sure(share, side) for share, side in zip(shares, sides, strict=True)]
+            part = change.part(phase, shares)
             text = next((row.at for side in rows[::-1] if (row := side.get(phase)) and row.at), "")
             found.append(PhaseChange(TITLES[phase], part, text))
     return found
+
+
+def _less_sure(share: Share, side: Dataset) -> Share:
+    """By the samples that tell the program's own code from the forward pass."""
+    if share.variance is None:
+        return share
+    of_samples = sum(variance_of_own_code(judged) for judged in side.runs) / len(side.runs) ** 2
+    return share._replace(variance=share.variance + of_samples)
 
 
 Steps = dict[str, Floats]

@@ -160,7 +160,18 @@ def largest_beside_the_model(judged: Run) -> PhaseRow | None:
 
 def phase_steps(judged: Run) -> dict[str, Floats]:
     """The step and its phases, [step]: means over ranks. {} where no step shows its phases."""
-    return {name: values.mean(axis=0) for name, values in _of_ranks(judged).items()}
+    found: dict[str, Floats] = {name: values.mean(axis=0) for name, values in _of_ranks(judged).items()}
+    return _told_apart(found, _own_code(_samples_of_ranks(judged)))
+
+
+def variance_of_own_code(judged: Run) -> float:
+    """Of the share of a step that samples tell apart from the forward pass, by how few they are."""
+    samples, steps = _samples_of_ranks(judged), _of_ranks(judged)
+    own = _own_code(samples)
+    if own is None or "forward" not in steps:
+        return 0.0
+    before = float(steps["forward"].mean() / steps["step"].mean())
+    return before**2 * own * (1 - own) / _own_and_model(samples)[2]
 
 
 def growth_text(run: Run, line: CodeLine | None, rank: int | None, is_expected: bool = False) -> str:
@@ -234,11 +245,9 @@ def phases_of(judged: Run) -> list[PhaseRow]:
     by_rank = {name: ms * told_ms / by_rank["step"].mean() for name, ms in by_rank.items()}
     by_rank["rest"] = positive(by_rank["rest"])
     step_ms = by_rank["step"]
-    samples = [one for rank in sampled_ranks(judged) if (one := samples_of(judged, rank)) is not None]
+    samples = _samples_of_ranks(judged)
     own, is_busy = _own_code(samples), is_device_busy(judged)
-    if own is not None:
-        moved = own * by_rank["forward"]
-        by_rank["forward"], by_rank["rest"] = by_rank["forward"] - moved, by_rank["rest"] + moved
+    by_rank = _told_apart(by_rank, own)
     work = loader_work(judged)
     of_workers = work.line if work is not None and work.is_limit else None
     return [
@@ -255,6 +264,18 @@ def phases_of(judged: Run) -> list[PhaseRow]:
         for phase in PHASES
         if phase in by_rank and by_rank[phase].any()
     ]
+
+
+def _samples_of_ranks(judged: Run) -> list[Samples]:
+    return [one for rank in sampled_ranks(judged) if (one := samples_of(judged, rank)) is not None]
+
+
+def _told_apart(phases: dict[str, Floats], own: float | None) -> dict[str, Floats]:
+    """With the program's own code before backward passes in the rest, by its part of what is before them."""
+    if own is None or "forward" not in phases:
+        return phases
+    moved = own * phases["forward"]
+    return phases | {"forward": phases["forward"] - moved, "rest": phases["rest"] + moved}
 
 
 def _bytes(judged: Run, phase: StepPhase) -> float | None:
@@ -285,8 +306,7 @@ def _own_and_model(samples: list[Samples]) -> tuple[float, float, int]:
 def _is_mostly_own(judged: Run) -> bool:
     """Whether samples before backward passes, too few to divide these, are more of the program's own code. A
     program without modules has its model there."""
-    samples = [one for rank in sampled_ranks(judged) if (one := samples_of(judged, rank)) is not None]
-    own_ms, model_ms, num = _own_and_model(samples)
+    own_ms, model_ms, num = _own_and_model(_samples_of_ranks(judged))
     has_no_model = judged.noted.not_measured.get("flops_per_step") in (NO_CALL, NO_OPTIMIZER)
     return FEWEST <= num < ENOUGH and own_ms > model_ms and not has_no_model
 

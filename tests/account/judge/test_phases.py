@@ -5,7 +5,14 @@ import numpy as np
 import pytest
 
 from aorta.account.judge.cells import account_of
-from aorta.account.judge.phases import evaluation_text, growth_text, largest_text, phases_of
+from aorta.account.judge.phases import (
+    evaluation_text,
+    growth_text,
+    largest_text,
+    phase_steps,
+    phases_of,
+    variance_of_own_code,
+)
 from aorta.account.load.rank.phases import BYTES, PREFIX, STEP
 from aorta.records.schema import NO_CALL
 from aorta.records.stacks import StackFrame
@@ -118,9 +125,16 @@ def test_code_of_the_loop_before_a_backward_pass_is_no_forward_pass():
         *((step, 30_000, "runs", MAIN, MODEL) for step in range(2, 12)),
         *((step, 10_000, "runs", MAIN, AUGMENT) for step in range(2, 12)),
     )
-    rows = {row.phase: row for row in phases_of(judged_with(stacks, forward=16.0, backward=4.0))}
+    judged = judged_with(stacks, forward=16.0, backward=4.0)
+    rows = {row.phase: row for row in phases_of(judged)}
     assert rows["forward"].ms == pytest.approx(0.75 * 24.0)
     assert rows["rest"].ms == pytest.approx(0.25 * 24.0 + 10.0)
+    steps = phase_steps(judged)  # as two runs are compared by
+    assert {name: steps[name].mean() for name in rows} == pytest.approx(
+        {name: row.ms for name, row in rows.items()}
+    )
+    # 40 samples: the share of such a binomial, of 24 of 40 ms.
+    assert variance_of_own_code(judged) == pytest.approx((24 / 40) ** 2 * 0.25 * 0.75 / 40)
     assert (rows["forward"].line.text, rows["rest"].line.text) == (
         "main(), train.py:20",
         "augment(), data.py:5",
