@@ -171,7 +171,7 @@ def _collectives(run: RunRecord) -> str:
         return f"{' and '.join(told)} seen{where}, {outside} of them outside of steps{more}"
     if run.finished_unix_ns is None:
         return (
-            "the process left without closing its records (killed, or os._exit): the last step may be "
-            "missing, collectives were not counted"
+            "the process left without closing its records (killed, or os._exit): the steps of its last half "
+            "second may be missing, collectives were not counted"
         )
     return "no process group, so no collectives"

@@ -265,8 +265,8 @@ def _conclude(
         why = (
             f"the command ended with status {status} before a step that aorta saw"
             if status
-            else "no process that aorta reached trained with torch. It cannot reach python -I, -E or -S, "
-            "env -i, or other machines (docs/run.md)"
+            else "no process that aorta reached trained with torch, unless it records itself. It cannot "
+            "reach python -I, -E or -S, env -i, or other machines (docs/run.md)"
         )
         click.echo(f"aorta: nothing was recorded in {output}: {why}", err=True)
         return False

@@ -51,6 +51,8 @@ def _finding(number: int, finding: Finding) -> list[str]:
     seen = f"{_count(finding.count, 'time')}, first in step {finding.first_step}, {_ranks(finding.ranks)}"
     tensors = [place.site.tensor for place in (finding.later, finding.earlier)]
     tensor = next((one for one in tensors if one and _num_bytes(one) >= finding.num_bytes), "")
+    if finding.parameter and tensor and _num_bytes(tensor) != finding.num_bytes:
+        tensor = ""  # of another parameter, to which the same line came first
     lines = [f"{number}. {finding.status}: {WORDS[finding.kind]}, {seen}"]
     for side, place in (("later", finding.later), ("earlier", finding.earlier)):
         lines.append(f"   {side:9}{place.site}")

@@ -1,6 +1,7 @@
 """From findings to causes: what each takes out of the account, with an interval; the largest first."""
 
 import math
+import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
@@ -163,7 +164,7 @@ def causes_of(dataset: Dataset, path: str = "", *, replays: bool = True) -> Caus
     """Of the dataset's first run, with their words. path: for the commands that check a change, the run's own
     unless given. replays: with what-ifs of its traces."""
     run = dataset.first
-    found = found_causes(run, path or str(run.path))
+    found = found_causes(run, shlex.quote(path or str(run.path)))
     return msgspec.structs.replace(
         found,
         title=title(dataset),
