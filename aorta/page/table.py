@@ -102,8 +102,8 @@ WIDE_SPREAD = 1.2
 """p95 / median above which the table warns that the middle says little."""
 WARMUP_SHORT = "until step time settles; --warmup N overrides"
 DEFINITIONS = (
-    "means over the judged steps and ranks: the rows add up to the step; ranks: least and most; each row is"
-    " defined in docs/definitions.md"
+    "means over the judged steps and ranks, as parts of the step: the rows add up to it; ranks: least and"
+    " most; each row is defined in docs/definitions.md"
 )
 COMPUTE_OF_SOURCE = {
     "events": "compute: time in which the compute stream is neither stalled nor in a collective; gaps with"
@@ -128,7 +128,7 @@ def dataset_table(dataset: Dataset, causes: Causes | None = None, with_changes: 
     else:
         lines = [causes.title, *_stories(dataset), "", *_causes(causes, with_changes)]
     lines += ["", _title(dataset)]
-    lines += ["", *aligned([("", "mean", "of step", "ranks"), *account_rows(dataset)])]
+    lines += ["", *aligned([("", _word(dataset), "of step", "ranks"), *account_rows(dataset)])]
     if phases := phase_rows(dataset):
         lines += ["", *aligned(phases)]
     account, ops = account_of(dataset.first), _operation_rows(dataset)
@@ -231,8 +231,15 @@ def account_rows(dataset: Dataset) -> list[tuple[str, ...]]:
     spread = f"{number(float(by_rank.min()))} to {number(float(by_rank.max()))}" if several else ""
     if account.step_ms.size:
         middle = account.spread
-        spread += f"{'   ' if spread else ''}median {number(middle.median)}, p95 {number(middle.p95)}"
+        of_rank = f"{spread}   of a rank: " if several else ""
+        spread = f"{of_rank}median {number(middle.median)}, p95 {number(middle.p95)}"
     return [*rows, ("step", _ms(account.mean_step_ms or None), "", spread)]
+
+
+def _word(dataset: Dataset) -> str:
+    """What a step's length is of the judged steps', which its rows add up to."""
+    usual = account_of(dataset.first).usual
+    return "mean" if usual is None else usual.statistic
 
 
 def phase_rows(dataset: Dataset) -> list[tuple[str, ...]]:
@@ -242,7 +249,7 @@ def phase_rows(dataset: Dataset) -> list[tuple[str, ...]]:
     if not rows:
         return []
     several, has_bytes = len(dataset.first.ranks) > 1, any(row.bytes is not None for row in rows)
-    head = (f"phase ({counted(rows[0].num_steps, 'step')})", "mean", "of step", "ranks")
+    head = (f"phase ({counted(rows[0].num_steps, 'step')})", _word(dataset), "of step", "ranks")
     found: list[tuple[str, ...]] = [(*head, *(["memory"] if has_bytes else []), "most of it in")]
     for row in rows:
         cells = row.title, _ms(row.ms), percent(row.share), rank_range(row) if several else ""

@@ -283,7 +283,7 @@ def test_the_table(tmp_path):
         "hidden communication   3.50 ms      35 %   3.50 to 3.50",
         "communication          1.00 ms      10 %   1.00 to 1.00",
         "idle                   1.00 ms      10 %   1.00 to 1.00",
-        "step                   10.0 ms             10.0 to 10.0   median 10.0, p95 10.0",
+        "step                   10.0 ms             10.0 to 10.0   of a rank: median 10.0, p95 10.0",
         "",
         "                    mean   exposed",
         "all_gather       3.00 ms   1.00 ms",
@@ -567,4 +567,4 @@ def test_the_table_gives_the_share_of_the_mean_step_and_says_so(tmp_path):
     [row] = [line for line in text.splitlines() if line.startswith("communication")]
     assert "9 %" in row
     assert summary["datasets"]["a"]["steps"]["exposed_per_step"]["median"] == pytest.approx(0.05)
-    assert "means over the judged steps and ranks: the rows add up to the step" in text
+    assert "means over the judged steps and ranks, as parts of the step: the rows add up to it" in text
