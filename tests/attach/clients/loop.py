@@ -118,7 +118,7 @@ def other_threads(losses):
     """Train on three threads in turn, beside a thread that trains something else all the time."""
     model = ddp()
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    done = threading.Event()
+    begun, done = threading.Event(), threading.Event()
 
     def beside():
         weight = torch.ones(4, requires_grad=True)
@@ -126,6 +126,7 @@ def other_threads(losses):
         while not done.wait(0.001):
             weight.square().sum().backward()
             other.step()
+            begun.set()
 
     def train(batch):
         loss = model(batch).square().mean()
@@ -140,6 +141,7 @@ def other_threads(losses):
         threads[place % 3].submit(train, batch).result()
         if place == 0:
             other.start()
+            begun.wait()  # an optimizer that was never called may be part of an iteration, for six of them
     done.set()
     other.join()
     for thread in threads:
