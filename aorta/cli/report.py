@@ -193,9 +193,11 @@ def trace_reading(
 
 
 def report_folder(run: Path, name: str = "report") -> Path:
-    """The folder for the report of a run: in the run's folder, or beside a trace file."""
+    """The folder for the report of a run: in the run's folder, or beside a trace file. One of that name
+    whose page is not aorta's, as in a project's own folder, is left alone."""
     if run.is_dir():
-        return run / name
+        is_foreign = (run / name / "report.html").exists() and not (run / name / "summary.json").exists()
+        return run / (f"aorta-{name}" if is_foreign else name)
     return run.parent / f"{_stem(run)}_{name}"
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from aorta.cli import COMMANDS, main
-from aorta.cli.report import label_of
+from aorta.cli.report import label_of, report_folder
 from aorta.errors import BAD_INPUT, CANNOT_TELL, FINE, VIOLATED
 from aorta.records.writer import write_json
 from tests.cli.examples import ELSEWHERE, JSON, NO_RESULTS, QUIET, run
@@ -303,3 +303,11 @@ def test_doctor_answers_first_and_groups_what_it_found() -> None:
 def test_a_folder_of_any_name_has_a_label():
     assert label_of("caf\udce9\tone") == "caf??one"
     assert label_of("x" * 99 + "ab") == "x" * 98 + "ab"
+
+
+def test_a_report_that_is_not_aorta_s_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "report").mkdir()
+    (tmp_path / "report" / "report.html").write_text("somebody's own")
+    assert report_folder(tmp_path) == tmp_path / "aorta-report"
+    (tmp_path / "report" / "summary.json").write_text("{}")
+    assert report_folder(tmp_path) == tmp_path / "report"
