@@ -307,7 +307,7 @@ def _tiles(dataset: Dataset) -> list[Markup]:
     if not rates:
         return []
     account = account_of(dataset.first)
-    word = "mean" if account.usual is None else account.usual.statistic
+    word: str = account.statistic
     spread = f"p95 {number(account.spread.p95)}"
     if word == "mean":
         spread = f"median {number(account.spread.median)}, {spread}"

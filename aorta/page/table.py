@@ -128,10 +128,10 @@ def dataset_table(dataset: Dataset, causes: Causes | None = None, with_changes: 
     else:
         lines = [causes.title, *_stories(dataset), "", *_causes(causes, with_changes)]
     lines += ["", _title(dataset)]
-    lines += ["", *aligned([("", _word(dataset), "of step", "ranks"), *account_rows(dataset)])]
+    account, ops = account_of(dataset.first), _operation_rows(dataset)
+    lines += ["", *aligned([("", account.statistic, "of step", "ranks"), *account_rows(dataset)])]
     if phases := phase_rows(dataset):
         lines += ["", *aligned(phases)]
-    account, ops = account_of(dataset.first), _operation_rows(dataset)
     if account.recorded_text and (ops or kernels_by_class(dataset)):
         lines += ["", account.recorded_text]
     if ops:
@@ -236,12 +236,6 @@ def account_rows(dataset: Dataset) -> list[tuple[str, ...]]:
     return [*rows, ("step", _ms(account.mean_step_ms or None), "", spread)]
 
 
-def _word(dataset: Dataset) -> str:
-    """What a step's length is of the judged steps', which its rows add up to."""
-    usual = account_of(dataset.first).usual
-    return "mean" if usual is None else usual.statistic
-
-
 def phase_rows(dataset: Dataset) -> list[tuple[str, ...]]:
     """Phases of the host, which add up to the step, each with its memory and the line that most of it is in,
     below their heading; of the first run."""
@@ -249,7 +243,8 @@ def phase_rows(dataset: Dataset) -> list[tuple[str, ...]]:
     if not rows:
         return []
     several, has_bytes = len(dataset.first.ranks) > 1, any(row.bytes is not None for row in rows)
-    head = (f"phase ({counted(rows[0].num_steps, 'step')})", _word(dataset), "of step", "ranks")
+    word = account_of(dataset.first).statistic
+    head = (f"phase ({counted(rows[0].num_steps, 'step')})", word, "of step", "ranks")
     found: list[tuple[str, ...]] = [(*head, *(["memory"] if has_bytes else []), "most of it in")]
     for row in rows:
         cells = row.title, _ms(row.ms), percent(row.share), rank_range(row) if several else ""

@@ -125,8 +125,9 @@ def _sums(dataset: Dataset) -> Markup:
     *parts, step = account_rows(dataset)
     rows = [_sum_row(row, names.get(row[0])) for row in parts]
     ranks = "ranks, least to most" if len(dataset.first.ranks) > 1 else ""
+    word = account_of(dataset.first).statistic
     columns: list[Column] = [
-        ("", "", False), ("mean", "", True), ("of step", "", True), (ranks, "", False),
+        ("", "", False), (word, "", True), ("of step", "", True), (ranks, "", False),
     ]  # fmt: skip
     return table(
         f"Parts of a step of {dataset.label}",

@@ -151,6 +151,11 @@ class Account:
         return float(self.step_ms.mean()) if self.step_ms.size else 0.0
 
     @property
+    def statistic(self) -> Literal["mean", "median"]:
+        """What mean_step_ms is of the judged steps; where few were recorded, as their usual step is told."""
+        return "mean" if self.usual is None else self.usual.statistic
+
+    @property
     def own_step_ms(self) -> float:
         """The mean step without what aorta itself takes of it."""
         return self.mean_step_ms - self.mean_ms("instrument")

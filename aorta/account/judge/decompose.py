@@ -107,24 +107,21 @@ def _phases(sides: Sequence[Dataset], change: Change) -> list[PhaseChange]:
     if not all(run for side in series for run in side):
         return []
     rows = [{row.phase: row for row in phases_of(side.first)} for side in sides]
+    of_samples = [sum(map(variance_of_own_code, side.runs)) / len(side.runs) ** 2 for side in sides]
     found = []
     for phase in PHASES:
         if any(phase in side for side in rows):
             shares = [_share(side, phase) for side in series]
             if phase in ("forward", "rest"):
-                shares = [_less_sure(share, side) for share, side in zip(shares, sides, strict=True)]
+                shares = [*map(_less_sure, shares, of_samples)]
             part = change.part(phase, shares)
             text = next((row.at for side in rows[::-1] if (row := side.get(phase)) and row.at), "")
             found.append(PhaseChange(TITLES[phase], part, text))
     return found
 
 
-def _less_sure(share: Share, side: Dataset) -> Share:
-    """By the samples that tell the program's own code from the forward pass."""
-    if share.variance is None:
-        return share
-    of_samples = sum(variance_of_own_code(judged) for judged in side.runs) / len(side.runs) ** 2
-    return share._replace(variance=share.variance + of_samples)
+def _less_sure(share: Share, variance: float) -> Share:
+    return share if share.variance is None else share._replace(variance=share.variance + variance)
 
 
 Steps = dict[str, Floats]

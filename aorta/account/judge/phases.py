@@ -8,7 +8,6 @@ import numpy as np
 
 from aorta.account.cause import CodeLine
 from aorta.account.judge.cells import account_of, is_device_busy
-from aorta.account.judge.profiles import sampled_ranks
 from aorta.account.judge.stacks import (
     MOST,
     Samples,
@@ -17,6 +16,7 @@ from aorta.account.judge.stacks import (
     is_a_loss,
     is_a_wait,
     samples_of,
+    samples_of_ranks,
 )
 from aorta.account.judge.workers import loader_work
 from aorta.account.load.rank.phases import BYTES, PHASES, PREFIX, STEP
@@ -161,17 +161,17 @@ def largest_beside_the_model(judged: Run) -> PhaseRow | None:
 def phase_steps(judged: Run) -> dict[str, Floats]:
     """The step and its phases, [step]: means over ranks. {} where no step shows its phases."""
     found: dict[str, Floats] = {name: values.mean(axis=0) for name, values in _of_ranks(judged).items()}
-    return _told_apart(found, _own_code(_samples_of_ranks(judged)))
+    return _told_apart(found, _own_code(samples_of_ranks(judged)))
 
 
 def variance_of_own_code(judged: Run) -> float:
     """Of the share of a step that samples tell apart from the forward pass, by how few they are."""
-    samples, steps = _samples_of_ranks(judged), _of_ranks(judged)
-    own = _own_code(samples)
+    own_ms, model_ms, num = _own_and_model(samples_of_ranks(judged))
+    own, steps = _own_part(own_ms, model_ms, num), _of_ranks(judged)
     if own is None or "forward" not in steps:
         return 0.0
     before = float(steps["forward"].mean() / steps["step"].mean())
-    return before**2 * own * (1 - own) / _own_and_model(samples)[2]
+    return before**2 * own * (1 - own) / num
 
 
 def growth_text(run: Run, line: CodeLine | None, rank: int | None, is_expected: bool = False) -> str:
@@ -245,7 +245,7 @@ def phases_of(judged: Run) -> list[PhaseRow]:
     by_rank = {name: ms * told_ms / by_rank["step"].mean() for name, ms in by_rank.items()}
     by_rank["rest"] = positive(by_rank["rest"])
     step_ms = by_rank["step"]
-    samples = _samples_of_ranks(judged)
+    samples = samples_of_ranks(judged)
     own, is_busy = _own_code(samples), is_device_busy(judged)
     by_rank = _told_apart(by_rank, own)
     work = loader_work(judged)
@@ -266,10 +266,6 @@ def phases_of(judged: Run) -> list[PhaseRow]:
     ]
 
 
-def _samples_of_ranks(judged: Run) -> list[Samples]:
-    return [one for rank in sampled_ranks(judged) if (one := samples_of(judged, rank)) is not None]
-
-
 def _told_apart(phases: dict[str, Floats], own: float | None) -> dict[str, Floats]:
     """With the program's own code before backward passes in the rest, by its part of what is before them."""
     if own is None or "forward" not in phases:
@@ -287,10 +283,11 @@ def _own_code(samples: list[Samples]) -> float | None:
     """Part of what lies before backward passes in which the program's own code ran and no model: a moving
     average of the weights, behind an update that ended the step. None where samples do not show that, as
     where there are no modules."""
-    own_ms, model_ms, num = _own_and_model(samples)
-    if num < ENOUGH or not model_ms > 0:
-        return None
-    return own_ms / (own_ms + model_ms)
+    return _own_part(*_own_and_model(samples))
+
+
+def _own_part(own_ms: float, model_ms: float, num: int) -> float | None:
+    return own_ms / (own_ms + model_ms) if num >= ENOUGH and model_ms > 0 else None
 
 
 def _own_and_model(samples: list[Samples]) -> tuple[float, float, int]:
@@ -306,7 +303,7 @@ def _own_and_model(samples: list[Samples]) -> tuple[float, float, int]:
 def _is_mostly_own(judged: Run) -> bool:
     """Whether samples before backward passes, too few to divide these, are more of the program's own code. A
     program without modules has its model there."""
-    own_ms, model_ms, num = _own_and_model(_samples_of_ranks(judged))
+    own_ms, model_ms, num = _own_and_model(samples_of_ranks(judged))
     has_no_model = judged.noted.not_measured.get("flops_per_step") in (NO_CALL, NO_OPTIMIZER)
     return FEWEST <= num < ENOUGH and own_ms > model_ms and not has_no_model
 
