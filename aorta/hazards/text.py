@@ -1,5 +1,6 @@
 """Findings as text for the terminal."""
 
+import operator
 import re
 from collections.abc import Sequence
 from math import prod
@@ -50,9 +51,9 @@ def summary(
 def _finding(number: int, finding: Finding) -> list[str]:
     seen = f"{_count(finding.count, 'time')}, first in step {finding.first_step}, {_ranks(finding.ranks)}"
     tensors = [place.site.tensor for place in (finding.later, finding.earlier)]
-    tensor = next((one for one in tensors if one and _num_bytes(one) >= finding.num_bytes), "")
-    if finding.parameter and tensor and _num_bytes(tensor) != finding.num_bytes:
-        tensor = ""  # of another parameter, to which the same line came first
+    # Of a parameter whole: the same line may have come to another one first.
+    holds = operator.eq if finding.parameter else operator.ge
+    tensor = next((one for one in tensors if one and holds(_num_bytes(one), finding.num_bytes)), "")
     lines = [f"{number}. {finding.status}: {WORDS[finding.kind]}, {seen}"]
     for side, place in (("later", finding.later), ("earlier", finding.earlier)):
         lines.append(f"   {side:9}{place.site}")

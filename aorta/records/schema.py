@@ -149,7 +149,7 @@ class CallSite(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """False: a library's own, such as a signal check; then no line of the program is among its callers."""
     op: str
     moves: str
-    """Gradients (by their largest tensors), parameters, buffers, an object, a metric, a few numbers."""
+    """Gradients (by their largest tensors), parameters, buffers, an object, a metric, a value or a few."""
     num_calls: int
     """In all steps that were looked at."""
     bytes: int

@@ -56,6 +56,13 @@ def test_a_tensor_that_is_too_small_for_the_bytes_is_not_named(folder, num_bytes
     assert f"{num_bytes:,} bytes{of}\n" in run("why", str(folder), "--hazards").output
 
 
+@pytest.mark.parametrize(("num_bytes", "of"), [(8192, " of bfloat16[64, 64]"), (128, "")])
+def test_of_a_parameter_no_shape_of_another_one_is_told(folder, num_bytes, of):
+    checked(folder, finding(num_bytes=num_bytes, parameter="gradient of 3.bias"))
+    told = f"{num_bytes:,} bytes{of}, gradient of 3.bias\n"
+    assert told in run("why", str(folder), "--hazards").output
+
+
 def test_a_possible_finding_alone_violates_nothing(folder):
     checked(folder, finding(reason="delayed 3 times, the later operation never came first"))
     result = run("why", str(folder), "--hazards", "--json")

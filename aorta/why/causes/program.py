@@ -337,11 +337,13 @@ def workers_of(
     is_used = had is not None and had.free < LEAST_FREE * num_local_ranks(run)
     if free < 1 or core_taken > CROWDED or is_used:
         names.add("no_core")
-    enough = min(math.ceil(waited_ms / rest_ms), MOST_OF_ALL) if rest_ms > 0 else MOST_WORKERS
-    workers = max(min(free, max(MOST_WORKERS, enough)), 1)
-    left_ms = waited_ms / workers - rest_ms if rest_ms > 0 else 0.0
-    is_much = left_ms >= MUCH_LEFT * waited_ms
-    leaves = f" (which leaves {quantity(left_ms, 'ms')} of the wait)" if is_much else ""
+    workers, leaves = max(min(free, MOST_WORKERS), 1), ""
+    if rest_ms > 0:
+        enough = min(math.ceil(waited_ms / rest_ms), MOST_OF_ALL)
+        workers = max(min(free, enough), workers)
+        left_ms = waited_ms / workers - rest_ms
+        if left_ms >= MUCH_LEFT * waited_ms:
+            leaves = f" (which leaves {quantity(left_ms, 'ms')} of the wait)"
     return frozenset(names), {"workers": str(workers), "cores": str(cores), "leaves": leaves}
 
 

@@ -77,7 +77,7 @@ from aorta.why.causes.source import (
     is_called_anew,
     is_of_sampler,
     made_in,
-    makes,
+    module_made_in,
     pieces_of_run,
     rounds_around,
     sends_of,
@@ -873,9 +873,7 @@ def cause_of(
         written = made_in(pieces_of_run(judged), "length", begins, line)
         key, made = ("length", written) if written else (key, made)
     if unread_of := finding.facts.get("unread_of"):  # its class says more than what the line has beside it
-        begins = rule.begins("unread_of").format(unread_of=makes(unread_of, pieces_of_run(judged)))
-        written = made_in(pieces_of_run(judged), "unread_of", begins, None)
-        key, made = ("unread_of", written) if written else (key, made)
+        made = module_made_in(unread_of, pieces_of_run(judged)) or made
     may_grow = line is not None and finding.kind in MAY_GROW and workers is None
     is_expected = bool(facts.get("registered"))
     grows = growth_text(judged.whole or judged, line, finding.rank, is_expected) if may_grow else ""

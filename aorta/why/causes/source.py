@@ -36,7 +36,6 @@ OF_OBJECTS = re.compile(r"(?:gather_object|_object_list)$")
 COLLATE = ("collate_fn", "data_collator")
 ASSIGNS = re.compile(r"(?:self\.)?(\w+)(?: *:[^=]+)? *=(?!=)")
 FILLS = re.compile(r"[\w.]*\b(zeros|ones|full|empty|pad|pad_sequence|new_\w+)\(|\[[\w.]+\] \* ")
-NOTHING = "(?!)"
 MAKES_CONSTANTS = re.compile(r"torch\.(tensor|as_tensor|arange|linspace|zeros|ones|full|eye)")
 """Functions that make a tensor of numbers of the host's, where they are not told another device."""
 
@@ -118,12 +117,12 @@ def made_in(pieces: list[Piece], key: str, begins: str, line: CodeLine | None) -
     return "" if is_known or len(at) > MOST_LINES else " and ".join(names)
 
 
-def makes(module: str, pieces: list[Piece]) -> str:
-    """A pattern of where a module is made whose class is the program's, or that is 'Probe.trunk' in one."""
+def module_made_in(module: str, pieces: list[Piece]) -> str:
+    """As made_in, where a module is made whose class is the program's, or that is 'Probe.trunk' in one."""
     owner, _, name = module.partition(".")
-    is_own = any(isinstance(one.node, ast.ClassDef) and one.node.name == owner for one in pieces)
-    of_owner = rf"self\.{name} *(:[^=]+)?=(?!=)" if name else rf"(\w+\.)*{owner}\("
-    return of_owner if is_own else NOTHING
+    if not any(isinstance(one.node, ast.ClassDef) and one.node.name == owner for one in pieces):
+        return ""
+    return made_in(pieces, "", rf"self\.{name} *(:[^=]+)?=(?!=)" if name else rf"(\w+\.)*{owner}\(", None)
 
 
 def _fills(pieces: list[Piece]) -> list[Piece]:

@@ -151,8 +151,7 @@ def test_a_module_is_made_where_what_the_line_calls_is_assigned(tmp_path):
 )
 def test_a_module_of_the_program_is_made_where_its_class_or_attribute_is(tmp_path, module, told):
     found = pieces(tmp_path, train=PROGRAM + "\n\ndef build():\n    return Pretrained()\n")
-    begins = rules()["compute"].begins("unread_of").format(unread_of=source.makes(module, found))
-    assert source.made_in(found, "unread_of", begins, None) == told
+    assert source.module_made_in(module, found) == told
 
 
 FILLING = """\

@@ -37,19 +37,22 @@ def outside_cause(
     dealt = 1.0 if rank is None else 1 - 1 / num_ranks
     place = "" if line is None else line.text + (f" (called from {line.caller})" if line.caller else "")
     what = f"what {place} does" if place else "it"
-    seldom = f"do {what} less often"
-    if len(account.step_ms) > 1:
-        seldom = f"let each rank do a part of {what}, where all go through the same rows; or do it less often"
-    change = (
-        f"{seldom}, or on fewer batches; a model is called there on as many rows at a time as memory allows,"
-        " and under torch.no_grad()"
-    )
     if rank is not None:
         who, waits = f" on rank {rank}", "; the others wait for it"
         saved, most = (quantity(factor * part * each, "ms") for factor in (dealt, 1.0))
         change = (
             f"let each rank do a part of {what}, which saves {saved} for each step; or do it less often, or"
             f" on fewer batches, which may save up to {most}"
+        )
+    else:
+        seldom = f"do {what} less often"
+        if len(account.step_ms) > 1:
+            seldom = (
+                f"let each rank do a part of {what}, where all go through the same rows; or do it less often"
+            )
+        change = (
+            f"{seldom}, or on fewer batches; a model is called there on as many rows at a time as memory"
+            " allows, and under torch.no_grad()"
         )
     interval = ratio_interval(part * each, part * half, (steps_ms + float(long.sum())) / len(gaps))
     if interval:
