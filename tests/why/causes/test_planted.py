@@ -119,6 +119,19 @@ def bare_gathers(rank, step, noise):
     return host
 
 
+def half_hidden_gathers(lead):
+    """Each starts 2 ms before the compute that should hide it ends, lead ms behind its launch."""
+
+    def make(rank, step, noise):
+        host = Host()
+        for _ in range(4):
+            host.work(8.0 * noise.gauss(1, 0.01))
+            host.comm(4.0, "all_gather", is_async=True, start=host.at - 2.0, lead=lead).idle(2.0)
+        return host
+
+    return make
+
+
 def small_bare_gathers(rank, step, noise):
     host = Host()
     for _ in range(20):
@@ -199,6 +212,21 @@ def test_the_first_cause_is_the_planted_one_with_its_milliseconds(tmp_path, make
     assert first.evidence
     assert ("bytes.all_to_all by rank shows" in first.change) == (kind == "imbalance")
     assert first.check
+
+
+@pytest.mark.parametrize(
+    ("lead", "subject", "evidence", "change"),
+    [
+        pytest.param(8.0, "that compute keeps waiting", "4 of them are issued ahead, and start 6.0", "two layers ahead"),
+        pytest.param(0.01, "without prefetch", "could hide it", "gather of the next layer"),
+    ],
+)  # fmt: skip
+def test_gathers_that_are_issued_ahead_are_not_told_to_be(tmp_path, lead, subject, evidence, change):
+    first = found(tmp_path / "run", half_hidden_gathers(lead))[0]
+    assert first.kind == "no_prefetch"
+    assert subject in first.subject
+    assert evidence in " ".join(first.evidence)
+    assert change in first.change
 
 
 def test_merging_small_gathers_and_hiding_them_save_their_time_only_once(tmp_path):

@@ -81,6 +81,8 @@ MERGED_BYTES = 25 << 20
 HIDDEN_ENOUGH = 0.6
 """Hidden part of gathers, from which on they are prefetched: of few, the first one cannot be hidden."""
 MIN_GATHERS = 3
+EVENT_MS = 0.02
+"""From an event of one stream to the kernel of another that waits for it takes less."""
 NEEDLESS = {
     **dict.fromkeys(("nothing", "a tensor", "a few numbers", "a value", "a metric"), "own"),
     **{"an object": "object", "buffers": "buffers", f"for {OF_ZERO}": "zero"},
@@ -117,6 +119,8 @@ class Exposure:
     queued_ms: float
     """Exposed while a call waited behind a larger one of its communicator."""
     queued_what: str
+    held_back: tuple[float, float]
+    """Gathers that are launched ahead and start in the midst of compute, and what all of them start late."""
     small_launch_ms: float
     """Of the host, to launch the small calls of a step."""
     example: tuple[int, int, float, float] | None
@@ -153,7 +157,7 @@ def transfer(judged: Run, parts: Parts, exposed: Exposed, details: Exposure | No
     for finding in (
         *small,
         _shared_communicator(details, left),
-        _no_prefetch(judged, parts, left, taken),
+        _no_prefetch(judged, parts, left, taken, details),
         _bubble(judged, parts, left, taken),
     ):
         if finding is not None:
@@ -603,8 +607,11 @@ def _num_ranks(judged: Run, op: str) -> int:
     return max(sizes, default=len(judged.ranks))
 
 
-def _no_prefetch(run: Run, parts: Parts, exposed: Floats, taken: dict[str, Floats]) -> CauseFinding | None:
-    """Gathers that nothing hides, though there is as much compute as they take."""
+def _no_prefetch(
+    run: Run, parts: Parts, exposed: Floats, taken: dict[str, Floats], details: Exposure | None
+) -> CauseFinding | None:
+    """Gathers that nothing hides, though there is as much compute as they take: they are issued too late, or
+    the kernels that should hide them leave them no multiprocessor to start on."""
     if not {f"{name}.all_gather" for name in ("comm_ms", "exposed_ms", "count")} <= run.metrics.keys():
         return None
     if not gathers_parameters(run):
@@ -623,7 +630,16 @@ def _no_prefetch(run: Run, parts: Parts, exposed: Floats, taken: dict[str, Float
         "gather_ms": float(gather.mean()),
         "hidden": 1 - alone / total,
         "compute_ms": float(compute.mean()),
+        "how": "without prefetch",
     }
+    num_held, held_ms = details.held_back if details is not None else (0.0, 0.0)
+    if 2 * num_held > count:
+        facts |= {
+            "origin": "held",
+            "how": "that compute keeps waiting",
+            "held": f"{num_held:.0f}",
+            "late_ms": held_ms / num_held,
+        }
     return CauseFinding("no_prefetch", hideable, MOVING, facts=facts)
 
 
@@ -714,6 +730,7 @@ def exposure(run: Run) -> Exposure | None:
         return None
     by_call: dict[tuple[str, str, str], list[float]] = defaultdict(lambda: [0.0, 0.0, 0.0, 0.0])
     queued: dict[str, float] = defaultdict(float)
+    held_ms: list[float] = []
     num = 0
     launching_ms = 0.0
     num_updates: list[int] = []
@@ -748,6 +765,7 @@ def exposure(run: Run) -> Exposure | None:
                     wide[call.op].part += min(ms, beyond * ((call.end_ms or 0.0) - (call.start_ms or 0.0)))
             for queued_call, ms in _queued(record, bare):
                 queued[queued_call] += ms
+            held_ms += _held_back_ms(record)
             for start, end in bare.tolist():
                 if longest is None or end - start > longest[0]:
                     longest = end - start, (rank, record.global_step, start, end)
@@ -773,6 +791,7 @@ def exposure(run: Run) -> Exposure | None:
         {key: round(entry[3] / num) for key, entry in by_call.items()},
         sum(queued.values()) / num,
         worst,
+        (len(held_ms) / num, sum(held_ms) / num),
         launching_ms / max(len(launched), 1),
         None if longest is None else longest[1],
         max(1, int(np.median(num_updates))),
@@ -881,6 +900,27 @@ def _shares(record: StepRecord, bare: Intervals) -> Iterator[tuple[float, Collec
         if ms > 0:
             yield ms, call
             left = subtract(left, call_span)
+
+
+def _held_back_ms(record: StepRecord) -> Iterator[float]:
+    """Of each gather that had been launched, was next of its communicator, and started in the midst of
+    compute, how late. What waits for an event of a kernel starts where that kernel ends; this one waits for
+    blocks of a kernel to leave multiprocessors."""
+    segments = record.active_segments or ()
+    rows = [(one.start_ms, one.end_ms) for one in segments if "compute" in one.active_streams]
+    busy = union(np.array(rows, dtype=np.float64).reshape(-1, 2))
+    free_ms: dict[tuple[str, tuple[int, ...]], float] = {}
+    for call in sorted(record.collectives or (), key=lambda call: call.start_ms or 0.0):
+        if call.launch_ms is None or call.start_ms is None or call.end_ms is None:
+            continue
+        group = call.group, tuple(call.ranks)
+        ready_ms = max(call.launch_ms, free_ms.get(group, call.launch_ms))
+        free_ms[group] = call.end_ms
+        within = busy[(busy[:, 0] < call.start_ms) & (busy[:, 1] > call.start_ms + EVENT_MS)]
+        if call.op == "all_gather" and len(within):
+            late_ms = call.start_ms - max(ready_ms, float(within[0, 0]))
+            if late_ms > EVENT_MS:
+                yield late_ms
 
 
 def _queued(record: StepRecord, bare: Intervals) -> Iterator[tuple[str, float]]:

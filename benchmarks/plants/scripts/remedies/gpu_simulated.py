@@ -1,6 +1,6 @@
 """
 cause: pause
-told: give torch more than its one thread
+told: "give torch more than its one thread: torch.set_num_threads\\(\\d+\\) or OMP_NUM_THREADS"
 device: cuda
 ranks: 2
 """
