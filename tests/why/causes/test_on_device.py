@@ -1736,8 +1736,8 @@ def test_the_largest_call_is_that_of_all_that_are_told_together():
     }
     exposure = Exposure(
         by_call={("all_reduce", module, ""): call for module, call in calls.items()}, num_small={},
-        queued_ms=0.0, queued_what="", held_back=(0.0, 0.0), small_launch_ms=0.0, example=None, num_updates=1, wide={}, units=None,
-        unit_launch_ms=0.0,
+        queued_ms=0.0, queued_what="", held_back=(0.0, 0.0), small_launch_ms=0.0,
+        example=None, num_updates=1, wide={}, units=None, unit_launch_ms=0.0,
     )  # fmt: skip
     facts = _largest(SimpleNamespace(), exposure, ["all_reduce"])
     assert (facts["what"], facts["calls"]) == (
