@@ -18,7 +18,7 @@ MOST_ROWS = 64
 """Ranks in the table."""
 MOST_STACKS, MOST_FRAMES = 3, 6
 """Stacks that are printed, of ranks and of a rank; and frames of each."""
-LIBRARIES = ("/torch/", "/aorta/record/")
+LIBRARIES = ("/torch/", "/aorta/record/", "/aorta/attach/")
 """Folders whose frames are left out: the program's own ones tell more."""
 
 
@@ -134,7 +134,7 @@ def _frame_lines(frames: list[str]) -> list[str]:
 
 
 def _user_frames(frames: list[str]) -> list[str]:
-    """Frames that are neither torch's nor the recorder's; all of them where no other is there."""
+    """Frames that are neither torch's nor aorta's own; all of them where no other is there."""
     user_frames = [frame for frame in frames if not any(folder in frame for folder in LIBRARIES)]
     return user_frames or frames
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from aorta.attach import hooks
 from aorta.device.marks import HostClock
 from aorta.hang.report import CallState, GroupState
 from aorta.hang.show import LIBRARIES
@@ -102,5 +103,6 @@ def test_a_flight_record_of_another_form_is_none_and_runs_nothing() -> None:
         assert launch_stacks(record, [group()]) == []
 
 
-def test_frames_of_the_recorder_are_known_as_such() -> None:
-    assert any(folder in cpu_observer.__file__ for folder in LIBRARIES)
+@pytest.mark.parametrize("module", [cpu_observer, hooks], ids=["recorder", "around backward"])
+def test_frames_of_aorta_are_known_as_such(module: Any) -> None:
+    assert any(folder in module.__file__ for folder in LIBRARIES)
