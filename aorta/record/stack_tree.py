@@ -134,9 +134,11 @@ class StackTree:
         if not known.is_program:
             return None
         if known.calls is None:
+            with no_garbage_collection():  # what is due for the program's objects would be paid by one sample
+                names = calls_of(known.code)
             known.calls = {
                 place: self._called.setdefault(name, _Called(name))
-                for place, name in calls_of(known.code).items()
+                for place, name in names.items()
                 if len(self._called) < MOST_CODES or name in self._called
             }
         return known.calls.get(offset)

@@ -27,6 +27,8 @@ CPU_SHARE = 0.001
 BURST_CPU_S, EARLY_SHARE, EARLY_CPU_S = 0.008, 0.0012, 0.02
 """A short run needs an answer too, from samples of all of it: so much at once, then this part of a core, as
 long as that is no more than the last of these and half of CPU_SHARE, made up for within 40 s."""
+GLANCE_S = 0.1
+"""How often it is looked, in steps of first uses, whether these are over."""
 DEBT_S = 0.002
 """CPU time above or below what is allowed, at which samples come half as often, or as fast as they may."""
 LONG_STEP, AGAIN, MOST_AGAIN = 2.0, 0.5, 4
@@ -83,6 +85,9 @@ class StackSampler:
         self._num_samples = 0
         self._elapsed_s = 0.0
         self._cpu_s = self._again_cpu_s = 0.0
+        self._dearest_s = 0.0
+        """CPU time of the sample that took most: of what was used first, or of a collection of garbage that
+        was due, which is no cost of sampling and must not keep the later ones from being taken."""
         self._looks: list[tuple[int, _Key, float]] = []
         """The last sample and those taken again in its step, which share its time: monotonic ns, what each is
         added to, and its part of the time."""
@@ -124,6 +129,7 @@ class StackSampler:
         try:
             while True:
                 wait_s = self._period_s() * self._random.uniform(0.5, 1.5)
+                wait_s = self._first_uses_pass(wait_s, stopping)
                 wait_s = self._look_again(wait_s, stopping)
                 if self._lock is not None:
                     self._lock.sleep_begins()
@@ -138,7 +144,9 @@ class StackSampler:
                 last_s = now_s
                 self._num_samples += 1
                 self._elapsed_s = elapsed_before_s + now_s - began_s
-                self._cpu_s = cpu_before_s + time.thread_time()
+                cpu_s = cpu_before_s + time.thread_time()
+                self._dearest_s = max(self._dearest_s, cpu_s - self._cpu_s)
+                self._cpu_s = cpu_s
                 if now_s - flushed_s >= FLUSH_S:
                     flushed_s = now_s
                     self._flush(path)
@@ -157,11 +165,25 @@ class StackSampler:
         period_s = max(period_s, self._elapsed_s / MANY)
         allowed_s, share = _allowed(self._elapsed_s)
         cpu_s = self._cpu_s - self._again_cpu_s
+        if self._dearest_s and self._num_samples > 1:
+            cpu_s = (cpu_s - self._dearest_s) * self._num_samples / (self._num_samples - 1)
         # Evenly: a sample that stands for a longer time tells no more than another one.
         even_s = cpu_s / self._num_samples / share
         # What may be taken at once is for steps that are judged.
         fewest = 1.0 if self._is_first_use() else 0.0
         return max(period_s, even_s * min(max(1 + (cpu_s - allowed_s) / DEBT_S, fewest), 2.0))
+
+    def _first_uses_pass(self, wait_s: float, stopping: threading.Lock) -> float:
+        """Wait for the part of this time that is in first uses; what is left of it, or of the shorter one
+        that holds behind them."""
+        while wait_s > GLANCE_S and self._is_first_use():
+            if stopping.acquire(timeout=GLANCE_S):
+                stopping.release()  # for the wait that follows, which ends at once
+                break
+            wait_s -= GLANCE_S
+            if not self._is_first_use():
+                return min(wait_s, self._period_s())
+        return wait_s
 
     def _look_again(self, wait_s: float, stopping: threading.Lock) -> float:
         """Take more samples of a long step, in the time until the next one is due; what is left of it."""

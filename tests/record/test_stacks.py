@@ -420,6 +420,31 @@ def test_first_steps_have_samples_that_are_evenly_apart():
     assert sampler._period_s() == pytest.approx(0.35e-3 / sampling.EARLY_SHARE)
 
 
+def test_a_wait_that_first_uses_made_long_ends_with_them():
+    journal, waits_s = Journal(), []
+    journal.current = RecordedStep(sampling.NUM_WARM - 1, 0, 0, None)
+    sampler = StackSampler(journal)
+    sampler._num_samples, sampler._cpu_s, sampler._elapsed_s = 4, 4e-3, 0.1  # 1 ms of CPU each
+
+    class Stopping:
+        def acquire(self, *, timeout):
+            waits_s.append(timeout)
+            if len(waits_s) == 2:
+                journal.current = RecordedStep(sampling.NUM_WARM, 0, 0, None)
+            return False
+
+    assert sampler._first_uses_pass(0.83, Stopping()) == pytest.approx(sampling.FIRST_PERIOD_S)
+    assert waits_s == [sampling.GLANCE_S] * 2
+
+
+def test_one_dear_sample_keeps_no_later_ones_from_being_taken():
+    """6 ms of a collection of garbage that was due in it; the others take 0.35 ms."""
+    sampler = StackSampler(Journal())
+    sampler._num_samples, sampler._cpu_s, sampler._elapsed_s = 3, 6.7e-3, 0.1
+    sampler._dearest_s = 6e-3
+    assert sampler._period_s() == pytest.approx(sampling.FIRST_PERIOD_S)
+
+
 def test_where_sampling_is_dear_it_comes_more_rarely():
     sampler = StackSampler(Journal())
     sampler._num_samples, sampler._cpu_s, sampler._elapsed_s = 1000, 1.02, 60.0  # 1 ms a sample
