@@ -182,12 +182,16 @@ def damage_line(damage: list[str], run: Run, ranks: list[RankFile], num_written:
         damage = [f"all of rank{'s' if len(absent) > 1 else ''} {some}", *damage]
     if not damage:
         return None
-    read = (len(done.global_step) for rank in ranks for done in rank.sources.values())
+    read = [max(len(done.global_step) for done in rank.sources.values()) for rank in ranks]
     steps = max(num_written, *read)
     if run.num_steps < LEAST_LEFT * steps:
-        raise ReportError(
-            f"{damage[0]}: {DAMAGED}, and too little is left: {run.num_steps} of at least {steps} steps"
-        )
+        short = [rank.path.name for rank, num in zip(ranks, read, strict=True) if num < LEAST_LEFT * steps]
+        remedy = ""
+        if 0 < len(short) < len(ranks):
+            some = ", ".join(short[:MOST_DAMAGED]) + (", ..." if len(short) > MOST_DAMAGED else "")
+            remedy = f"; without {some}, moved out of the folder, the other ranks can be read"
+        left = f"{run.num_steps} of at least {steps} steps"
+        raise ReportError(f"{damage[0]}: {DAMAGED}, and too little is left: {left}{remedy}")
     more = f" and {len(damage) - MOST_DAMAGED} more" if len(damage) > MOST_DAMAGED else ""
     left = f"{len(run.ranks)} of {size} ranks and {run.num_steps} of at least {steps} steps"
     return (

@@ -179,8 +179,10 @@ def test_another_schema_is_refused_and_not_called_damage(folder):
 
 def test_less_than_half_of_the_steps_is_too_little(folder):
     change_lines(folder / "rank_0_metrics.jsonl", lambda lines: [*lines[:10], b"noise\n", *lines[30:]])
-    with pytest.raises(AortaError, match="too little is left"):
+    with pytest.raises(AortaError, match=r"too little is left.*; without rank_0_metrics\.jsonl, moved out"):
         load_run(folder, "run", reading=LEFT)
+    (folder / "rank_0_metrics.jsonl").rename(folder.parent / "rank_0_metrics.jsonl")
+    assert load_run(folder, "run", reading=LEFT).ranks == [1]
 
 
 def test_a_run_that_died_before_its_first_step_tells_how(tmp_path):
