@@ -1,4 +1,4 @@
-"""Errors that a user of aorta can fix, and the exit codes of every command."""
+"""Errors that a user of aorta can fix, printable text of them, and the exit codes of every command."""
 
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
@@ -90,6 +90,12 @@ _REQUIREMENTS = {
     "pynvml": "nvidia-ml-py",
     "yaml": "PyYAML",
 }
+
+
+def printable(text: str) -> str:
+    """The text with control characters spelled out: names in records and traces must not move the cursor of a
+    terminal."""
+    return "".join(c if c.isprintable() or c == "\n" else c.encode("unicode_escape").decode() for c in text)
 
 
 def to_install(module: str) -> str:

@@ -10,10 +10,9 @@ from typing import Any, NamedTuple
 
 import torch
 
+from aorta.attach.call_flops import line_of_caller
 from aorta.attach.discarded_gradients import Call, DiscardedGradients, is_set_back
-from aorta.attach.layout_copies import line_of
 from aorta.device.backend import backend_of
-from aorta.records.libraries import program_frame
 from aorta.records.stacks import StackFrame
 
 MOST_NODES = 20_000
@@ -71,9 +70,7 @@ class BackwardGraphs:
                     self._calls.append((one.grad_fn, kind))
                 self._ends[one.grad_fn] = id(module), place
 
-    def backward_begins(
-        self, graph: "Graph", adds: bool, optimizer_of: Mapping[int, int] | None = None
-    ) -> None:
+    def backward_begins(self, graph: "Graph", adds: bool, optimizer_of: Mapping[int, int]) -> None:
         """adds: to the gradients of parameters, without a graph of its own. optimizer_of: id, by that of a
         parameter."""
         followed, leaves = graph.followed, graph.leaves
@@ -81,10 +78,9 @@ class BackwardGraphs:
         self.reached |= operators
         if not adds:
             return
-        frame = program_frame()
-        line = None if frame is None else line_of(frame)
+        line = line_of_caller()
         calls = [Call(number, kind) for number, (end, kind) in enumerate(self._calls) if end in operators]
-        self.discarded.backward_begins(leaves, optimizer_of or {}, calls, line)
+        self.discarded.backward_begins(leaves, optimizer_of, calls, line)
         for kind, num in Counter(call.kind for call in calls).items():
             self.num_calls[kind] = max(self.num_calls[kind], num)
         held = [one for one in leaves if one.grad is not None]

@@ -194,7 +194,7 @@ def _without_autocast(watched: "_Watched") -> Iterator[None]:
 
 
 def line_of_caller() -> StackFrame | None:
-    """Of the program, that called; None where it is outside of a count."""
+    """Of the program, that called; in a count None of a line outside of it."""
     frame = program_frame(count_of.__code__)
     return None if frame is None else line_of(frame)
 

@@ -10,10 +10,9 @@ from typing import Any, NamedTuple
 import torch
 
 from aorta.attach.backward_graphs import Graph, graph_of, num_products
-from aorta.attach.layout_copies import line_of
+from aorta.attach.call_flops import line_of_caller
 from aorta.attach.loss_loops import VIEWS
 from aorta.device.backend import backend_of
-from aorta.records.libraries import program_frame
 from aorta.records.schema import DerivativeCalls
 from aorta.records.stacks import StackFrame
 
@@ -84,8 +83,7 @@ class Derivatives:
         shared = way & set[Any]().union(*(one.way for one in before))
         is_again = _are_alike(asked, before) if shared else 0.0
         before.append(asked)
-        frame = program_frame()
-        self._at[None if frame is None else line_of(frame)] += is_again
+        self._at[line_of_caller()] += is_again
         self._num, self._num_again = self._num + 1, self._num_again + is_again
         of_products, of_operators = (
             is_again * (num / max(of, 1)) for num, of in zip(_nums(shared), _nums(way), strict=True)

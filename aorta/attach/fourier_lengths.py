@@ -11,9 +11,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-from aorta.attach.layout_copies import line_of
+from aorta.attach.call_flops import line_of_caller
 from aorta.attach.noted_functions import NotedFunctions
-from aorta.records.libraries import program_frame
 from aorta.records.schema import FourierTransforms
 from aorta.records.stacks import StackFrame
 
@@ -83,8 +82,7 @@ class FourierLengths:
         if (prime := largest_prime(length)) >= LARGE_PRIME:
             entries = max(given.numel(), found.numel())
             self._lengths[length, prime] += entries
-            frame = program_frame()
-            self._at[None if frame is None else line_of(frame)] += entries
+            self._at[line_of_caller()] += entries
             self._calls.append(
                 _Step(1, ns, int(given.device.type != "cpu"), entries, entries * found.requires_grad)
             )

@@ -211,7 +211,7 @@ class OperatorsByLine:
                 found.num_bytes[at] += one.num_bytes + backward[2]
         return found
 
-    def odd_products(self, aligned: int = ALIGNED) -> OddProducts | None:
+    def odd_products(self, aligned: int) -> OddProducts | None:
         """Those of the step's largest products: of smaller ones nobody could tell the kernels apart. aligned:
         elements of 16 bytes, of the type that is multiplied."""
         products = [(flops, number, self._lengths.get(number, 0)) for number, flops in self._products]

@@ -5,7 +5,7 @@ from typing import Any
 
 import msgspec
 
-from aorta.errors import AortaError, RecordError
+from aorta.errors import AortaError, RecordError, printable
 from aorta.hang.find import HangFinding, find, sentence
 from aorta.hang.last_calls import with_last_calls
 from aorta.hang.report import NO_REPORT, HangReport, NoReport, read_reports
@@ -72,11 +72,6 @@ def endings(folder: Path, ending: Ending | None) -> list[str]:
             else "nothing tells how the run ended"
         ]
     return [ending_text(ending)]
-
-
-def printable(text: str) -> str:
-    """Text with control characters escaped: a report must not move the cursor of a terminal."""
-    return "".join(c if c.isprintable() or c == "\n" else c.encode("unicode_escape").decode() for c in text)
 
 
 def json_text(ending_lines: list[str], finding: HangFinding | None) -> str:

@@ -19,7 +19,7 @@ from aorta.account.judge.summary import summary
 from aorta.account.load.open import load_run
 from aorta.account.model import Causes, Dataset, Progress, Report
 from aorta.account.numbers import counted
-from aorta.errors import FINE, ReportError
+from aorta.errors import FINE, ReportError, printable
 from aorta.files import write_whole
 from aorta.page.table import comparison_lines, comparison_table, dataset_table, differences_list
 from aorta.processes import forked
@@ -221,7 +221,7 @@ def write_report(
         wrote = [f"wrote {first}{beside}"]
     ends = "\n".join([*left_out, *wrote, *_older_files(output, files)])
     texts = [*_texts(report, gate, outputs.long), ends]
-    return Written(_printable("\n\n".join(texts)), report, gate)
+    return Written(printable("\n\n".join(texts)), report, gate)
 
 
 def _check_output(output: Path) -> None:
@@ -328,13 +328,3 @@ def _older_files(output: Path, files: dict[Path, Callable[[Path], object]]) -> l
         if path not in files and not path.name.startswith(".")
     )
     return [f"left in place, not part of this report: {', '.join(left)}"] if left else []
-
-
-def _printable(text: str) -> str:
-    """The text with control characters spelled out, since names in traces may move a terminal's cursor."""
-    if text.isascii() and all(letter.isprintable() or letter == "\n" for letter in text):
-        return text
-    return "".join(
-        letter if letter.isprintable() or letter == "\n" else letter.encode("unicode_escape").decode()
-        for letter in text
-    )

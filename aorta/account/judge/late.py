@@ -145,7 +145,7 @@ class LateLeftOut(NamedTuple):
     """How late it is in recorded ones."""
     longer_ms: float
     """By what steps that were left out are longer."""
-    op: str
+    op: str = ""
     """What its thread does meanwhile beyond the others': works, is starved, sleeps."""
 
     @property
@@ -176,17 +176,14 @@ def late_in_left_out(run: Run) -> LateLeftOut | None:
     if found is None:
         return None
     row, mark, late_ms, usual_ms = found
-    mean_ms = float(late_ms.mean())
-    cost_ms = min(mean_ms, longer_ms)
-    if (
-        cost_ms < LEAST_SHARE * float(step_ms[:, is_left_out].mean())
-        or (run.clock_residual_us or 0.0) / 1e3 > mean_ms
-    ):
+    late = LateLeftOut(row, mark, late_ms, usual_ms, longer_ms)
+    is_small = late.cost_ms < LEAST_SHARE * float(step_ms[:, is_left_out].mean())
+    if is_small or (run.clock_residual_us or 0.0) / 1e3 > late_ms.mean():
         return None
     # Of a few steps the sizes differ too much: then it has to be late in nearly every one.
     if max(signs(late_ms), signs(np.sign(late_ms))) < LEAST_SIGNS or not lasts(late_ms, knows_busy=True):
         return None
-    return LateLeftOut(row, mark, late_ms, usual_ms, longer_ms, _doing(run, row, is_left_out, cost_ms))
+    return late._replace(op=_doing(run, row, is_left_out, late.cost_ms))
 
 
 def steps_left_out(judged: Run) -> Flags:

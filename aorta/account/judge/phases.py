@@ -9,6 +9,7 @@ import numpy as np
 from aorta.account.cause import CodeLine
 from aorta.account.judge.cells import account_of, is_device_busy
 from aorta.account.judge.stacks import (
+    FEWEST,
     MOST,
     Samples,
     behind_last_step,
@@ -28,8 +29,6 @@ from aorta.timeline.arrays import Flags, Floats
 
 LEAST_SHOWN = 0.5
 """Share of the account's steps that must show their phases."""
-FEWEST = 3
-"""Samples from which on a phase has a line."""
 ENOUGH = 6
 """Samples before backward passes, from which on these are divided into the model and the program's code."""
 STRETCHES = 8

@@ -12,7 +12,7 @@ import numpy as np
 from aorta.account.judge.cells import account_of, is_device_busy
 from aorta.account.judge.judged import UNLIKE, looked_at, usual_step
 from aorta.account.judge.occasional import occasions
-from aorta.account.judge.stacks import MOST, MOST_RANKS, Samples, is_a_wait, timed_samples_of
+from aorta.account.judge.stacks import FEWEST, MOST, MOST_RANKS, Samples, is_a_wait, timed_samples_of
 from aorta.account.model import Run
 from aorta.account.numbers import counted, number, quantity
 from aorta.records.stacks import DOING, STACK_PHASES, Does, StackFrame, StackPhase
@@ -26,8 +26,6 @@ SURE = 2.0
 """Standard errors that a difference must be above 0."""
 CHANCE = 0.05
 """That a side has no sample of a line that it is in."""
-FEWEST = 3
-"""Samples of a line in which sides differ."""
 OF_EACH_STEP: tuple[StackPhase, ...] = ("forward", "backward", "optimizer")
 """Phases that every step has: a side without a sample of one was not sampled there."""
 DOING_WORDS: dict[Does, str] = {

@@ -12,6 +12,7 @@ import numpy as np
 
 from aorta.timeline.collective import canonical_op
 from aorta.timeline.intervals import distinct
+from aorta.traces.sources import ranks_text
 from aorta.why.replay.activity import OPTIMIZER_SCOPE, SHARDING_SCOPE
 from aorta.why.replay.changes.change import FACTOR, UnfitError, form
 from aorta.why.replay.draft import NEVER, Draft
@@ -67,8 +68,7 @@ def on_time(draft: Draft, rank: int) -> None:
     is taken out of it."""
     graph = draft.graph
     if rank not in graph.ranks:
-        ranks = ", ".join(map(str, graph.ranks[:8]))
-        raise UnfitError(f"there is no rank {rank}, but {ranks}")
+        raise UnfitError(f"there is no rank {rank}, but {ranks_text(graph.ranks)}")
     times = replay_draft(StepGraph(graph, 0), draft).time_ns
     for collective in graph.collectives:
         if collective.meeting < 0:
