@@ -35,8 +35,8 @@ CauseKind = Literal[
     "program_code",  # what the program does in every step outside of its model, loader and optimizer
 ]
 
-CauseSource = Literal["trace", "records", "telemetry"]
-"""trace: the dependency graph of a traced step. records: lines of steps. telemetry: samples of the device."""
+CauseSource = Literal["records", "telemetry"]
+"""records: lines of steps. telemetry: samples of the device."""
 MENDED_ERROR = 0.3
 """By how much, as a ratio, mending may save more or less than the cells say: what hid behind a loss comes
 out, and what is mended seldom goes to 0."""

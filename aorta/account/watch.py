@@ -165,7 +165,7 @@ class Watch:
 # ---- many ranks on one screen --------------------------------------------------------------------
 
 
-def newest_of(slots: Slots, most_rows: int | None = None) -> Newest:
+def newest_of(slots: Slots, most_rows: int | None) -> Newest:
     """The late rank, and the rows that tell most: the late rank's, and most exposed communication. most_rows
     None: all."""
     late = next(iter(late_in_digests(slots)), None)

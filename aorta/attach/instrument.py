@@ -167,7 +167,7 @@ class Windows(Companion):
         """Start the profiler with the first step: until then the script sets things up."""
         if self._window is None and self._recorder is not None:
             recorder = self._recorder
-            self._window = ProfilerWindow(self._settings, recorder.output_dir, recorder.rank, global_step)
+            self._window = ProfilerWindow(self._settings, recorder.output_dir, recorder.rank)
             self._window.__enter__()
 
     def step_ended(self, global_step: int) -> None:

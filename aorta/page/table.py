@@ -148,7 +148,7 @@ def dataset_table(dataset: Dataset, causes: Causes | None = None, with_changes: 
     return "\n".join(lines)
 
 
-def kernel_table(rows: list[KernelTimeRow], step_ms: float | None) -> list[str]:
+def kernel_table(rows: list[KernelTimeRow], step_ms: float) -> list[str]:
     """Time, share of the step, number of launches or calls, and what operators achieve."""
     has_operators = any(row.is_operator for row in rows)
     cells: list[tuple[str, ...]] = [

@@ -31,7 +31,7 @@ LAYER = re.compile(r"[_.]\d+(?=$|\.)")
 FORMULA = ("=", "+", "-", "@", "\t", "\r")
 
 
-def changes_text(changes: TraceChanges, labels: Sequence[str], is_long: bool = True) -> str:
+def changes_text(changes: TraceChanges, labels: Sequence[str], is_long: bool) -> str:
     """The longest changes of each table, for a terminal. Without is_long the operators take the place of the
     kernels that they launch."""
     if changes.withheld:

@@ -156,7 +156,7 @@ def named_ranks(report: Report, label: str) -> list[int]:
     return [cause.rank for cause in causes.listed if cause.rank is not None] if causes else []
 
 
-def shown_ranks(dataset: Dataset, account: Account, named: Iterable[int] = ()) -> list[int]:
+def shown_ranks(dataset: Dataset, account: Account, named: Iterable[int]) -> list[int]:
     """Rows of the ranks that get a bar: all if they are few, else first the latest and those named, then
     others spread evenly from the least to the most exposed."""
     num = len(account.ranks)

@@ -59,16 +59,13 @@ class ProfilerWindow:
     cycle_traces: list[Path]
     """One file of every cycle; the others are copies of it."""
 
-    def __init__(
-        self, settings: ProfilingConfig, output_dir: str | Path, rank: int, first_step: int = 0
-    ) -> None:
+    def __init__(self, settings: ProfilingConfig, output_dir: str | Path, rank: int) -> None:
         self.active_steps = []
         self.disturbed_steps = []
         self.trace_files = []
         self.cycle_traces = []
         self._settings = settings
         self._rank = rank
-        self._first_step = first_step
         self._num_steps = 0
         self._num_cycles = 0
         self._num_exported_steps = 0
@@ -100,8 +97,8 @@ class ProfilerWindow:
             self._or_give_up(self._profiler.start)
         return self
 
-    def step(self, global_step: int | None = None) -> None:
-        """Tell the profiler that a step has ended. global_step: its number, counted on where not given."""
+    def step(self, global_step: int) -> None:
+        """Tell the profiler that a step has ended."""
         if self._profiler is None:
             return
         self._count_step(global_step)
@@ -123,8 +120,7 @@ class ProfilerWindow:
             log.warning("rank %d: profiling ends here, training goes on: %s", self._rank, error)
             self._profiler = None
 
-    def _count_step(self, global_step: int | None) -> None:
-        step = self._first_step + self._num_steps if global_step is None else global_step
+    def _count_step(self, step: int) -> None:
         action, following = self._action(self._num_steps), self._action(self._num_steps + 1)
         # Ranks finish their files at different times, so the next step holds waits for each other.
         exported = self._num_steps > 0 and self._action(self._num_steps - 1) == ProfilerAction.RECORD_AND_SAVE

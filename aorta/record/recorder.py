@@ -194,11 +194,6 @@ class Recorder:
         assert self._store_prefix is not None, "inside 'with'"
         return self._store_prefix
 
-    @property
-    def clock(self) -> MarkClock | None:
-        """The clock that sets the marks; None before the first step."""
-        return self.steps.clock
-
     def has_passed(self, number: int) -> bool:
         """True once the device has passed a mark of the kernel records. Only reads the host's memory."""
         return self._sources.kernels.has_passed(number)

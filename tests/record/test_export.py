@@ -27,7 +27,7 @@ def test_a_child_writes_the_same_trace(tmp_path: Path) -> None:
         for step in range(4):
             with torch.profiler.record_function(f"global_step_{step}"):
                 torch.ones(4).sum()
-            window.step()
+            window.step(step)
     assert len(window.cycle_traces) == 2
     names = {event.get("name") for event in json.loads(window.cycle_traces[1].read_bytes())["traceEvents"]}
     assert {"global_step_3", "aten::sum"} <= names

@@ -47,7 +47,7 @@ def test_every_event_of_a_profiled_window_is_there(page: Perfetto, tmp_path: Pat
         for step in range(4):
             with torch.profiler.record_function(f"global_step_{step}"):
                 torch.ones(64, 64).matmul(torch.ones(64, 64)).sum()
-            window.step()
+            window.step(step)
     (trace,) = (tmp_path / "torch_profiler" / "rank3").glob("trace_rank3_cycle0.json")
     wanted: Counter[str] = Counter()
     for event in json.loads(trace.read_bytes())["traceEvents"]:

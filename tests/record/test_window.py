@@ -11,11 +11,11 @@ from aorta.record import profiler
 from aorta.record.profiler import ProfilerWindow, why_nothing_is_traced
 
 
-def run_steps(window: ProfilerWindow, num_steps: int) -> None:
-    for step in range(num_steps):
+def run_steps(window: ProfilerWindow, num_steps: int, first: int = 0) -> None:
+    for step in range(first, first + num_steps):
         with torch.profiler.record_function(f"global_step_{step}"):
             torch.ones(4).sum()
-        window.step()
+        window.step(step)
 
 
 def names_in(path: Path) -> set[str]:
@@ -44,16 +44,16 @@ def test_every_cycle_leaves_its_own_traces(tmp_path: Path) -> None:
 
 
 def test_active_steps_are_global_after_a_resume(tmp_path: Path) -> None:
-    with ProfilerWindow(small(repeat=1, tensorboard=False), tmp_path, rank=0, first_step=100) as window:
-        run_steps(window, 6)
+    with ProfilerWindow(small(repeat=1, tensorboard=False), tmp_path, rank=0) as window:
+        run_steps(window, 6, first=100)
     assert window.active_steps == [102, 103]
 
 
 def test_steps_that_hold_the_profilers_work_are_named(tmp_path: Path) -> None:
     """wait 3, warmup 1, active 2, twice. In the first step after a cycle ranks wait for each other's files,
     and after the last one before a cycle the profiler starts: of the wait, the middle is left out."""
-    with ProfilerWindow(small(wait=3), tmp_path, rank=0, first_step=100) as window:
-        run_steps(window, 13)
+    with ProfilerWindow(small(wait=3), tmp_path, rank=0) as window:
+        run_steps(window, 13, first=100)
     assert window.active_steps == [104, 105, 110, 111]
     assert window.disturbed_steps == [102, 103, 104, 105, 106, 108, 109, 110, 111, 112]
 

@@ -92,7 +92,7 @@ _INPUTS = re.compile(r"copy_|sum|mean|amax|amin|norm|linalg_vector_norm|fill_|ze
 """copy_: the first is the result. fill_ and zero_ write theirs."""
 
 
-def operator_rows(ranks: "Sequence[Inventory]", first_step: int = 0) -> list[KernelTimeRow]:
+def operator_rows(ranks: "Sequence[Inventory]", first_step: int) -> list[KernelTimeRow]:
     """By operator, shapes and types, means over steps from first_step on and over ranks, the longest first.
     Without collectives, and without kernels that no operator launched (graphs, other languages)."""
     found: dict[tuple[str, str, str, str], list[WorkKey]] = defaultdict(list)

@@ -119,7 +119,7 @@ def pairs(
     return Pairs(values[0], values[1], common, is_by_step, is_log, scale, known, unlike, allowed, on_host)
 
 
-def _series(judged: Run, name: str, is_chosen: Callable[[Run], Flags] | None = None) -> _Series:
+def _series(judged: Run, name: str, is_chosen: Callable[[Run], Flags] | None) -> _Series:
     steps = judged.global_step[judged.judged_steps]
     if name not in judged.metrics:
         return _Series(steps[:0], np.empty(0))

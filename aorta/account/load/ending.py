@@ -65,9 +65,7 @@ def _ending(
         yield f"finished{step_text}"
 
 
-def last_ending(
-    run: RunRecord, states: Iterable[RankState], notes: Sequence[LaunchNote] = ()
-) -> Ending | None:
+def last_ending(run: RunRecord, states: Iterable[RankState], notes: Sequence[LaunchNote]) -> Ending | None:
     """How the run's last attempt ended; None while it runs, and where nothing tells."""
     last = run.attempts[-1]
     current = [

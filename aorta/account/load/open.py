@@ -34,7 +34,7 @@ from aorta.account.load.ending import (
 from aorta.account.load.evidence import comm_evidence, possible_of_records
 from aorta.account.load.goodput import goodput, goodput_text
 from aorta.account.load.rank.calls import MAX_CALLS
-from aorta.account.load.rank.reduce import LostRank, reduce_file, salvage
+from aorta.account.load.rank.reduce import reduce_file, salvage
 from aorta.account.load.waits import match_records
 from aorta.account.model import Progress, Run
 from aorta.errors import ReportError, TraceError
@@ -120,8 +120,8 @@ def _load_records(
     for num_read, rank in enumerate(results, start=1):
         if progress is not None:
             progress(label, num_read, len(paths))
-        if isinstance(rank, LostRank):
-            notes.append(f"left out: {rank.reason}")
+        if isinstance(rank, str):
+            notes.append(f"left out: {rank}")
             continue
         if rank.left_out:
             damage.append(f"parts of {rank.path.name}")

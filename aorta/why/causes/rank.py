@@ -369,7 +369,7 @@ class Ledger:
         return taken
 
 
-def _once(named: list[Named], judged: Run | None = None) -> list[Named]:
+def _once(named: list[Named], judged: Run) -> list[Named]:
     """A rank that is waited for because its batches are longer is one cause, told how to mend it."""
     longer = {cause.rank: cause for cause, _ in named if cause.kind == "imbalance"}
     late = {cause.rank for cause, _ in named if cause.kind == "late_rank"} & set(longer) - {None}
@@ -384,7 +384,7 @@ def _once(named: list[Named], judged: Run | None = None) -> list[Named]:
     return _once_a_line(told, judged)
 
 
-def _once_a_line(named: list[Named], judged: Run | None) -> list[Named]:
+def _once_a_line(named: list[Named], judged: Run) -> list[Named]:
     """A smaller cause of the line of a larger one, where both are one loss, becomes a sentence of that."""
     told: list[Named] = []
     for cause, taken in named:
@@ -415,7 +415,7 @@ def _once_a_line(named: list[Named], judged: Run | None) -> list[Named]:
     return told
 
 
-def _is_of_messages(larger: Cause, cause: Cause, judged: Run | None) -> bool:
+def _is_of_messages(larger: Cause, cause: Cause, judged: Run) -> bool:
     """Whether one is of messages and both are of one line or function, or one of the line that calls the
     other's."""
     lines, kinds = [one.line for one in (larger, cause)], {larger.kind, cause.kind}
@@ -428,14 +428,11 @@ def _is_of_messages(larger: Cause, cause: Cause, judged: Run | None) -> bool:
     first, second = lines
     assert first is not None
     assert second is not None
-    is_one = (
-        judged is not None
-        and (first.file, first.function) == (second.file, second.function)
-        and sampled_ms(judged, first.file, first.function) > 0
-    )
+    is_one = (first.file, first.function) == (second.file, second.function)
+    is_one = is_one and sampled_ms(judged, first.file, first.function) > 0
     # What is computed of results goes with them, in a function that holds the loop as well.
     is_one = is_one or (first.text == second.text and "results" in (larger.origin, cause.origin))
-    if judged is not None and first.file == second.file and "object" in (larger.origin, cause.origin):
+    if first.file == second.file and "object" in (larger.origin, cause.origin):
         source = source_of(first.file, judged.noted)
         (at, of_at) = (second.line, first.line) if larger.origin == "object" else (first.line, second.line)
         is_one = is_one or (source is not None and sends_of(source.tree, at, of_at))
@@ -533,7 +530,7 @@ def _is_late_by(one: Named, other: Named) -> bool:
     return cause.kind == "late_rank" and own in kind_of and goes_too and is_its
 
 
-def _is_in(one: Named, other: Named, judged: Run | None) -> bool:
+def _is_in(one: Named, other: Named, judged: Run) -> bool:
     """Whether both are one loss. Of pauses, sleep and evaluations take no compute, and slow steps do."""
     larger, cause = one[0], other[0]
     is_same = _is_late_by(one, other) or _need_the_same_cores(larger, cause)
@@ -714,8 +711,8 @@ class Worth:
     @property
     def often(self) -> str:
         """', every third step'; '' where no period is known."""
-        period = None if self.occasions is None else self.occasions.period
-        return "" if self.occasions is None or period is None else f", {self.occasions.often}"
+        occasions = self.occasions
+        return "" if occasions is None or occasions.period is None else f", {occasions.often}"
 
     def text(self, values: Floats, in_steps: int | None) -> str:
         """How a loss in few steps adds up. in_steps: in which it begins, where others may have the rest."""

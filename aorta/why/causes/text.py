@@ -421,7 +421,7 @@ def fact_texts(finding: CauseFinding, judged: Run, account: Account, path: str) 
     more_ms = account.mean_ms("unrecorded") if account.is_of_others else 0.0
     step_ms = quantity(finding.facts.get("step_ms", account.mean_step_ms) - more_ms, "ms")
     step_ms += " recorded" if more_ms > 0 else ""
-    texts = {"path": path, "step_ms": step_ms, "num_ranks": str(len(judged.ranks)), "others": "others"}
+    texts = {"path": path, "step_ms": step_ms, "others": "others"}
     texts["who"] = "all ranks" if len(judged.ranks) > 1 else "the rank"
     texts["whose"] = "of other programs or of the ranks themselves (gloo's, a loader's)"
     if finding.kind == "core_taken" and (had := cores_had(judged)):

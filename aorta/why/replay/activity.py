@@ -175,7 +175,6 @@ class RankActivity:
     """Calls, device work and synchronisation in the trace of one rank."""
 
     rank: int
-    source: str
     calls: Calls
     work: Work
     waits: list[SyncRecord]

@@ -110,7 +110,7 @@ class _Builder:
         self.collective_of: dict[int, int] = {}
         self.unexplained: dict[int, float] = {}
         self.roomless: dict[int, float] = {}
-        self.num_inferred = self.num_recorded = self.num_contradicted = 0
+        self.num_inferred = self.num_recorded = 0
         self.notes: list[str] = []
         self.zero_ns = 0
         marked = [{mark.step for mark in activity.marks} for activity in activities]
@@ -151,7 +151,6 @@ class _Builder:
             steps=steps,
             num_recorded_edges=self.num_recorded,
             num_inferred_edges=self.num_inferred,
-            num_contradicted=self.num_contradicted,
             unexplained=self.unexplained,
             roomless=self.roomless,
             clock_error_us=None if self.view is None else self.view.clock.residual_us,
@@ -161,7 +160,6 @@ class _Builder:
                 if kind in (ArcKind.HOST, ArcKind.CALL)
             },
             host_events=max(a.host_events for a in self.activities),
-            has_host=all(a.has_host for a in self.activities),
             notes=self.notes,
         )
 
@@ -295,7 +293,6 @@ class _Builder:
                 self._add_start(rank, node, start, incoming)
             if node not in self.collective_of or self.collectives[self.collective_of[node]].meeting < 0:
                 self.arcs.add(2 * node, 2 * node + 1, nodes.end_ns[node] - start, ArcKind.DURATION)
-        self.num_contradicted += rank.dependencies.num_contradicted
 
     def _add_start(
         self, rank: _Rank, node: int, start: float, incoming: list[tuple[int, float, ArcKind]]

@@ -189,13 +189,11 @@ class TraceGraph:
     """Number of the step, and its ends on every rank."""
     num_recorded_edges: int = 0
     num_inferred_edges: int = 0
-    num_contradicted: int = 0
     unexplained: dict[int, float] = field(default_factory=dict)
     """Device work that starts late though nothing says why: node and delay in ns, which stays in its arcs."""
     roomless: dict[int, float] = field(default_factory=dict)
     """Device work that starts late while kernels of another stream fill the device: node and delay in ns."""
     clock_error_us: float | None = None
-    has_host: bool = True
     host_events: float = 0.0
     """Host events that the profiler recorded in a step, of the rank with most."""
     host_arcs: dict[int, int] = field(default_factory=dict)
@@ -223,10 +221,6 @@ class StepGraph:
     @property
     def ends(self) -> tuple[StepEnd, ...]:
         return self.trace.steps[self.index][1]
-
-    @property
-    def ranks(self) -> tuple[int, ...]:
-        return self.trace.ranks
 
     def measured_ms(self, rank: int) -> float:
         """Length of the step on the rank, as the trace has it."""

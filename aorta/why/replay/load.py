@@ -97,7 +97,7 @@ def steps(graph: TraceGraph) -> list[StepGraph]:
 
 
 def read_activity(
-    decoded: Trace[GraphArgs], source: str, trace: RankTrace, rules: Sequence[CommRule] = COMM_RULES
+    decoded: Trace[GraphArgs], source: str, trace: RankTrace, rules: Sequence[CommRule]
 ) -> RankActivity:
     """The activity of the rank whose trace, made of the same events, is `trace`.
 
@@ -139,7 +139,6 @@ def read_activity(
         notes.append("no synchronisation events: waits between streams are inferred from times")
     return RankActivity(
         rank=trace.rank,
-        source=source,
         calls=calls,
         work=work,
         waits=waits,

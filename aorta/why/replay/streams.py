@@ -43,8 +43,6 @@ class Dependencies:
     """Producer and consumer among of_work that the trace does not record."""
     inferred_calls: set[int] = field(default_factory=set)
     """Calls of of_call whose producers the trace does not record."""
-    num_contradicted: int = 0
-    """Recorded edges left out because the consumer started before the producer's end."""
 
 
 def dependencies(activity: RankActivity) -> Dependencies:
@@ -171,8 +169,7 @@ class _Walk:
     def add(self, producer: int, consumer: int, is_inferred: bool) -> None:
         work = self.activity.work
         if work.end_ns[producer] > work.start_ns[consumer] + EARLY_NS:
-            self.dependencies.num_contradicted += not is_inferred
-            return
+            return  # the consumer started before the producer's end
         self.dependencies.of_work[consumer].add(producer)
         if is_inferred:
             self.dependencies.inferred.add((producer, consumer))

@@ -1766,6 +1766,8 @@ def test_a_line_that_copies_and_waits_for_it_is_one_loss(monkeypatch, lines, kep
         assert found[0].takes == {("synchronisation",): 0.75, ("copy",): 0.25}
 
 
+UNSAMPLED = SimpleNamespace(whole=None, ranks=[])
+"""A run without samples of its stacks."""
 AT = CodeLine(
     file="f.py", line=5, function="f", text="f(), f.py:5", caller="", calls="", doing="runs", ms=1.0,
     part=1.0, num_samples=9,
@@ -1794,7 +1796,7 @@ def test_what_two_causes_say_of_one_line_is_told_once(kinds, taken, told, high, 
         )
         for kind, ms in zip(kinds, (5.0, 3.0), strict=True)
     )  # fmt: skip
-    named = _once([(larger, {taken: 5.0}), (smaller, {taken: 3.0})])
+    named = _once([(larger, {taken: 5.0}), (smaller, {taken: 3.0})], UNSAMPLED)
     assert len(named) == (1 if told else 2)
     assert named[0][0].evidence == ((told,) if told else ())
     assert (named[0][0].interval_ms[1], named[0][0].bound_ms) == (high, bound)
@@ -1811,7 +1813,7 @@ def test_a_rank_that_hands_out_batches_is_waited_for_in_the_line_in_which_it_doe
         )
         for kind, ms, of in (("program_code", 5.0, None), ("late_rank", 3.0, 0))
     )  # fmt: skip
-    (first, _), *others = _once([(code, {"launch": 5.0}), (late, {"wait": 3.0})])
+    (first, _), *others = _once([(code, {"launch": 5.0}), (late, {"wait": 3.0})], UNSAMPLED)
     assert (first.ms, len(others)) == ((8.0, 0) if origin == "dealt" else (5.0, 1))
     assert first.change == "program_code"
 
@@ -1831,7 +1833,7 @@ def test_messages_and_the_code_that_calls_for_them_are_one_loss(kind, is_late, i
             (kind, 3.0, AT),
         )
     )  # fmt: skip
-    (first, taken), *others = _once([(messages, {"transfer": 5.0}), (code, {"compute": 3.0})])
+    (first, taken), *others = _once([(messages, {"transfer": 5.0}), (code, {"compute": 3.0})], UNSAMPLED)
     assert len(others) == (0 if is_one else 1)
     assert first.kind == "transfer"
     if is_one:
@@ -1848,7 +1850,7 @@ def test_what_one_rank_is_waited_for_is_one_cause_with_the_remedy_of_what_is_kno
         )
         for kind, ms in (("late_rank", 5.0), ("data_loading", 3.0))
     )  # fmt: skip
-    [(first, _)] = _once([(late, {}), (loads, {})])
+    [(first, _)] = _once([(late, {}), (loads, {})], UNSAMPLED)
     assert (first.kind, first.ms, first.change) == ("late_rank", 8.0, "data_loading")
 
 
@@ -1876,7 +1878,7 @@ OF_ALL_STEPS = {"interval_ms": (2.0, 9.0), "bound_ms": None, "is_in_step": False
 def test_a_rank_that_is_late_by_what_is_named_already_is_told_there(larger, takes, row, told):
     """Rank 0 is waited for 3 ms, of which two ranks have a half each: as waiting, and in this row."""
     larger, late = two_causes(larger, LATE)
-    (first, taken), *others = _once([(larger, takes), (late, {"wait": 1.5, row: 1.5})])
+    (first, taken), *others = _once([(larger, takes), (late, {"wait": 1.5, row: 1.5})], UNSAMPLED)
     assert len(others) == (0 if told else 1)
     assert first.evidence == ((f"3.00 ms {told} waiting for rank 0",) if told else ())
     assert first.ms == 5.0
@@ -1894,7 +1896,7 @@ def test_a_loss_of_all_steps_adds_what_the_cells_hold_of_it(held, ms, interval):
     of_line = {"kind": "data_loading", "subject": "data loading", "line": AT}
     of_step, of_all = two_causes(of_line, of_line | OF_ALL_STEPS)
     of_step = msgspec.structs.replace(of_step, share=0.1)
-    [(first, taken)] = _once([(of_step, {"data": 5.0}), (of_all, held)])
+    [(first, taken)] = _once([(of_step, {"data": 5.0}), (of_all, held)], UNSAMPLED)
     assert (first.ms, first.interval_ms, first.is_in_step) == (ms, interval, True)
     assert sum(taken.values()) == pytest.approx(first.ms)
     more = ms - 5.0
@@ -1906,7 +1908,7 @@ def test_a_risk_without_ms_adds_nothing_to_a_loss_of_all_steps():
     of_line = {"kind": "program_code", "subject": "own code", "line": AT}
     of_all, risk = two_causes(of_line | OF_ALL_STEPS, of_line)
     risk = msgspec.structs.replace(risk, ms=0.0, share=0.0, interval_ms=None, bound_ms=None)
-    assert _once([(of_all, {"unrecorded": 5.0}), (risk, {})]) == [(of_all, {"unrecorded": 5.0})]
+    assert _once([(of_all, {"unrecorded": 5.0}), (risk, {})], UNSAMPLED) == [(of_all, {"unrecorded": 5.0})]
 
 
 @pytest.mark.parametrize(("held", "ms"), [
@@ -1918,7 +1920,7 @@ def test_a_smaller_loss_of_recorded_steps_adds_what_one_of_all_steps_has_not(hel
     """3 ms of recorded steps, and 5 of all steps in the same line."""
     of_line = {"kind": "data_loading", "subject": "data loading", "line": AT}
     of_all, of_step = two_causes(of_line | OF_ALL_STEPS, of_line)
-    [(first, _)] = _once([(of_all, held), (of_step, {"data": 3.0})])
+    [(first, _)] = _once([(of_all, held), (of_step, {"data": 3.0})], UNSAMPLED)
     assert (first.ms, first.is_in_step) == (ms, False)
     where = "of it are data loading, as steps show that were recorded"
     assert first.evidence == ((f"{ms - 5.0:.2f} ms {where}",) if ms > 5.0 else ())
@@ -1929,7 +1931,7 @@ def test_an_evaluation_in_no_step_is_no_part_of_what_steps_lose_in_its_line(kind
     in_no_step = {"kind": "between_steps", "subject": "evaluation", "line": AT} | OF_ALL_STEPS
     in_steps = {"kind": kind, "subject": "what steps lose", "line": AT, "origin": "results"}
     named = [(cause, {}) for cause in two_causes(in_steps, in_no_step)]
-    assert [cause.ms for cause, _ in _once(named)] == [5.0, 3.0]
+    assert [cause.ms for cause, _ in _once(named, UNSAMPLED)] == [5.0, 3.0]
 
 
 @pytest.mark.parametrize(("loading", "num"), [
@@ -1939,7 +1941,7 @@ def test_cores_that_idle_are_given_to_threads_or_to_workers(loading, num):
     threads = {"kind": "compute", "subject": "cores that idle", "origin": "threads"}
     loads = {"kind": "data_loading", "subject": "data loading", "origin": loading}
     for first, second in ((loads, threads), (threads, loads)):
-        told = _once([(cause, {}) for cause in two_causes(first, second)])
+        told = _once([(cause, {}) for cause in two_causes(first, second)], UNSAMPLED)
         assert len(told) == num
         assert told[0][0].interval_ms == (2.0, 6.0)
     if num == 1:
@@ -1957,7 +1959,7 @@ def test_what_one_rank_has_more_of_is_told_with_what_all_ranks_lose():
         )
         for who, rank, ms in (("all ranks", None, 18.0), ("rank 1", 1, 1.5))
     )  # fmt: skip
-    [(first, taken)] = _once([(of_all, {"copy": 18.0}), (of_one, {"copy": 0.5, "wait": 1.0})])
+    [(first, taken)] = _once([(of_all, {"copy": 18.0}), (of_one, {"copy": 0.5, "wait": 1.0})], UNSAMPLED)
     assert (first.ms, first.interval_ms) == (19.5, (17.5, 21.5))
     assert first.evidence == ("1.50 ms of it are copies on rank 1",)
     assert taken == {"copy": 18.5, "wait": 1.0}
@@ -2046,7 +2048,7 @@ def test_a_rank_that_is_late_by_longer_batches_is_one_cause():
         Cause(kind=kind, ms=ms, rank=rank, evidence=(kind,), change=kind, **rest)
         for kind, ms, rank in (("late_rank", 5.0, 1), ("imbalance", 3.0, 1), ("imbalance", 2.0, 0))
     )
-    told = [cause for cause, _ in _once([(late, {}), (longer, {}), (other, {})])]
+    told = [cause for cause, _ in _once([(late, {}), (longer, {}), (other, {})], UNSAMPLED)]
     assert [(cause.kind, cause.rank, cause.change) for cause in told] == [
         ("late_rank", 1, "imbalance"),
         ("imbalance", 0, "imbalance"),

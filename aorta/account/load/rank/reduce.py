@@ -1,7 +1,6 @@
 """Reduces the record file of one rank to the numbers of its steps, block by block."""
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -54,20 +53,12 @@ def reduce_records(path: Path, records: Iterable[StepRecord]) -> RankFile:
     return _reduce(path, (LineTable(block) for block in iter(lambda: list(islice(left, BLOCK_RECORDS)), [])))
 
 
-@dataclass(frozen=True, slots=True)
-class LostRank:
-    """A rank's file of which nothing can be used."""
-
-    path: Path
-    reason: str
-
-
-def salvage(path: Path) -> RankFile | LostRank:
-    """What is left of a rank's file."""
+def salvage(path: Path) -> RankFile | str:
+    """What is left of a rank's file, or why nothing of it can be used."""
     try:
         return reduce_file(path, False)
     except (RecordError, ReportError) as error:
-        return LostRank(path, str(error))
+        return str(error)
 
 
 def with_unwritten(

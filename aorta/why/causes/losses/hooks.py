@@ -123,7 +123,7 @@ def _of_modules(judged: Run, samples: list[Samples]) -> _Hooks:
         return NOTHING
     at = Counter(map(_hook_of_module, seen.paths)).most_common(1)[0][0]
     registered = _registered_in(judged, samples, seen)
-    facts = {"op": "in_hooks", "origin": "in_hooks", "what": OWN, "at": at, "registered": registered}
+    facts = {"op": "in_hooks", "what": OWN, "at": at, "registered": registered}
     return seen, dict[str, object](facts), ()
 
 
@@ -215,7 +215,7 @@ def _of_optimizers(samples: list[Samples]) -> _Hooks:
     if seen is None:
         return NOTHING
     at = _called_in_update(seen.paths[0])
-    return seen, {"op": "in_update", "origin": "in_update", "what": OWN, "at": at}, ("optimizer",)
+    return seen, {"op": "in_update", "what": OWN, "at": at}, ("optimizer",)
 
 
 def _called_in_update(path: list[StackFrame]) -> StackFrame | None:

@@ -661,7 +661,7 @@ def _one_of_small_units(
         "merged": float(units.num_merged),
         "names": units.name or None,
         "op": "blocks" if not units.level and "blocks" in program_of(judged.noted)[0] else None,
-        "origin": "level" if units.level else "alike",
+        "origin": "level" if units.level else None,
         "level": units.level,
         "per_unit_ms": float(ms.mean()) / (units.num - units.num_merged),
         "needless": units.num - units.num_merged,

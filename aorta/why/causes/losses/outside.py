@@ -14,9 +14,7 @@ FEWEST = 2
 NORMAL_95 = 1.96
 
 
-def outside_cause(
-    account: Account, path: str, line: CodeLine | None = None, rank: int | None = None
-) -> Cause | None:
+def outside_cause(account: Account, path: str, line: CodeLine | None, rank: int | None) -> Cause | None:
     """Gaps between judged steps, where they are a tenth of steps and gaps together and come twice or more.
     All of them are known, so that the interval is of what other runs may have.
 

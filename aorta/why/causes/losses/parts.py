@@ -116,7 +116,7 @@ class Parts:
 
 
 def parts_of(run: Run, account: Account, small_launch_ms: float = 0.0) -> Parts:
-    """judged: the steps of the account. small_launch_ms: what the host needs in a step to launch small
+    """run: of the steps of the account. small_launch_ms: what the host needs in a step to launch small
     collectives."""
     cells = account.cells
     host = Host(run, run.judged_steps)

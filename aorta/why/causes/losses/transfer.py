@@ -646,11 +646,9 @@ def _no_prefetch(
 def _shared_communicator(details: "Exposure | None", exposed: Floats) -> CauseFinding | None:
     if details is None or details.queued_ms <= 0:
         return None
-    usual = float(exposed.mean())
-    share = min(1.0, details.queued_ms / usual) if usual > 0 else 0.0
     return CauseFinding(
         "shared_communicator",
-        share * exposed,
+        min(1.0, details.queued_ms / float(exposed.mean())) * exposed,
         MOVING,
         facts={"what": details.queued_what, "queued_ms": details.queued_ms},
     )

@@ -614,7 +614,7 @@ def left_out(judged: Run) -> CauseFinding | None:
     )
 
 
-def loading_left_out(judged: Run, is_told: bool = False) -> CauseFinding | None:
+def loading_left_out(judged: Run, is_told: bool) -> CauseFinding | None:
     """What each of the judged steps that were left out would be shorter by, did the rank that waits most for
     its batches wait no longer than in recorded ones, for which workers may have had a stock; but no more than
     by what these steps are longer than those in which no rank waits. is_told: a cause has what recorded ones

@@ -27,12 +27,11 @@ class RuleChange(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Only where most of it is of this: bucket (of DDP), accumulated (the same gradients several times a
     step), unit (of fully_shard), zero (parameters that a ZeroRedundancyOptimizer sends), gradients (reduced
     by hand), one_rank (which gets them, and sends them or weights back), weights (broadcast, all of them),
-    results (gathered behind the update), level or alike (units
-    that a module holds, or none), object (pickled), buffers (of the model), own (what the program sends
-    beside all these), program (nobody looked what it is). Of the program's own code, what samples show it to
-    be in: values (of which it makes tensors), operators (of torch), python (libraries beside torch, and not
-    in that), or dealt: batches that a rank sends to the others. Of a late rank, dealt as well, or launch: its
-    host launches late."""
+    results (gathered behind the update), level (units that a module holds), object (pickled), buffers (of
+    the model), own (what the program sends beside all these), program (nobody looked what it is). Of the
+    program's own code, what samples show it to be in: values (of which it makes tensors), operators (of
+    torch), python (libraries beside torch, and not in that), or dealt: batches that a rank sends to the
+    others. Of a late rank, dealt as well, or launch: its host launches late."""
     calls: str | None = None
     """Only where the cause's line of the program is in a library's function of this pattern: '* of torch'."""
     rare: bool | None = None
