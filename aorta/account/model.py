@@ -251,7 +251,7 @@ class Run(msgspec.Struct, frozen=True):
     """Per metric over the judged steps; of a run as it was read empty, as collective_rows."""
     collective_rows: list[CollectiveRow] = msgspec.field(default_factory=list)
     """Collectives of the judged steps, those that take most time first."""
-    whole: "Run | None" = None
+    part_of: "Run | None" = None
     """Of which these are some of the steps; None where they are all."""
     _results: dict[Any, Any] = msgspec.field(default_factory=dict)
 
@@ -262,6 +262,11 @@ class Run(msgspec.Struct, frozen=True):
     def noted(self) -> RunRecord:
         """run.json; of a run without, one in which nothing is noted."""
         return self.record or NOTHING_NOTED
+
+    @property
+    def whole(self) -> "Run":
+        """With all steps that were read."""
+        return self.part_of or self
 
     @property
     def num_steps(self) -> int:

@@ -30,7 +30,7 @@ class CoresHad(NamedTuple):
 @once_of_run
 def cores_had(judged: Run) -> CoresHad | None:
     """None where any of it was not measured."""
-    usable, whole = usable_cores(judged.noted), judged.whole or judged
+    usable, whole = usable_cores(judged.noted), judged.whole
     if usable is None or usable.others is None or CORES not in whole.metrics or CPU not in whole.host_parts:
         return None
     used, own_ms = whole.values(CORES), whole.host_parts[CPU][:, whole.judged_steps]

@@ -108,7 +108,7 @@ def looked_at(run: Run) -> Run:
         return run
     before = [first - 1] if first else []  # what lies behind a step's body delays the next step
     columns = np.array([*before, *(first + np.flatnonzero(is_known)).tolist()], dtype=np.intp)
-    return msgspec.structs.replace(_part(run, ALL, columns), num_warmup=len(before), whole=run)
+    return msgspec.structs.replace(_part(run, ALL, columns), num_warmup=len(before), part_of=run)
 
 
 def _first_looked_at(judged: Run) -> int:

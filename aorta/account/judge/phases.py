@@ -129,7 +129,7 @@ def evaluation_text(judged: Run) -> str:
 
 def line_of_evaluation(judged: Run) -> CodeLine | None:
     """The line of the program that calls modules in no step."""
-    samples = samples_of(judged.whole or judged, judged.ranks[0])
+    samples = samples_of(judged.whole, judged.ranks[0])
     if samples is None:
         return None
     which = ~samples.is_judged & samples.at("no_step") & samples.in_phase("forward", "evaluation")
@@ -144,7 +144,7 @@ def line_of_evaluation(judged: Run) -> CodeLine | None:
 def line_after_last_step(judged: Run) -> CodeLine | None:
     """The line of the program that most of what comes behind the last step's body is in: a trainer that
     closes, a last checkpoint."""
-    samples = samples_of(judged.whole or judged, judged.ranks[0])
+    samples = samples_of(judged.whole, judged.ranks[0])
     if samples is None:
         return None
     found = heaviest(samples.chosen(behind_last_step(judged, samples.rows)))

@@ -161,7 +161,7 @@ def samples_of(run: Run, rank: int) -> Samples | None:
 def behind_last_step(run: Run, rows: Ints) -> Flags:
     """Of samples: no step ends the time behind the last one, in which the program may save and close for
     long."""
-    is_last = rows[:, 0] == (run.whole or run).global_step.max()
+    is_last = rows[:, 0] == run.whole.global_step.max()
     result: Flags = is_last & (rows[:, 1] == PLACES.index("behind_body"))
     return result
 
@@ -246,7 +246,7 @@ def samples_of_ranks(run: Run, samples: Callable[[Run, int], Samples | None] = s
 def timed_samples_of_all(judged: Run) -> list[Samples]:
     """Of each rank that stands for all, in its judged steps, recorded or not: the program does the same where
     its times were not taken. Empty where one of these ranks was not sampled."""
-    samples = samples_of_ranks(judged.whole or judged, timed_samples_of)
+    samples = samples_of_ranks(judged.whole, timed_samples_of)
     return samples if len(samples) == len(judged.ranks[:MOST_RANKS]) else []
 
 
@@ -364,7 +364,7 @@ def sampled(
 ) -> list[float]:
     """The same of each sample; [] where too few tell, and of one that holds the loop: it calls backward() or
     the optimizer. own: without what these call of the program."""
-    samples = samples_of_ranks(judged.whole or judged)
+    samples = samples_of_ranks(judged.whole)
     found = []
     for one in samples:
         is_loops = one.in_phase("backward", "optimizer")[one.is_judged]
@@ -382,7 +382,7 @@ def sampled(
 def in_modules(judged: Run, slow_steps: Ints, usual_steps: Ints) -> float:
     """Part of what the first rank was seen in for longer in slow steps than in usual ones, by their numbers,
     that is in a module."""
-    whole = judged.whole or judged
+    whole = judged.whole
     samples = samples_of(whole, judged.ranks[0])
     if samples is None or not len(slow_steps) or not len(usual_steps):
         return 0.0

@@ -60,7 +60,7 @@ class LoaderWork:
 @once_of_run
 def loader_work(judged: Run, rank: int | None = None) -> LoaderWork | None:
     """Of one rank, or of all; None where nobody looked, or too few samples tell."""
-    run = judged.whole or judged
+    run = judged.whole
     if run.workers is None:
         return None
     ranks = run.ranks[:MOST_RANKS] if rank is None else [rank]

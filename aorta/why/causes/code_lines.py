@@ -86,7 +86,7 @@ def tell_holder(finding: CauseFinding, judged: Run) -> None:
     """Of a finding of the interpreter's lock: the line that the thread is in which holds it, and as how many
     equal samples those are that show it. One that has just done its task shows no line any more."""
     ranks = judged.ranks[:MOST_RANKS] if finding.rank is None else [finding.rank]
-    some = [one for rank in ranks if (one := samples_of(judged.whole or judged, rank)) is not None]
+    some = [one for rank in ranks if (one := samples_of(judged.whole, rank)) is not None]
     stacks = [stack for one in some for stack in one.chosen(one.is_judged & one.that("locked_out"))]
     stacks = [stack for stack in stacks if stack.ms > 0]
     if not stacks:
@@ -137,7 +137,7 @@ def line_of(finding: CauseFinding, judged: Run) -> CodeLine | None:
     if finding.rank is not None and len(ranks) > 1 and finding.rank in ranks:
         stacks = _beyond_the_others(finding, judged, finding.rank)
     else:
-        several = samples_of_ranks(judged.whole or judged)
+        several = samples_of_ranks(judged.whole)
         group = finding.facts.get("group")
         if group is not None:
             stacks = [replace(stack, ms=stack.ms / len(several)) for stack in group]
@@ -180,7 +180,7 @@ def _may_be_chance(line: CodeLine, stacks: list[WeightedStack], finding: CauseFi
 
     at = (line.file, line.line)
     seen = [stack.ms > 0 for stack in stacks if any((one.file, one.line) == at for one in stack.frames)]
-    several = samples_of_ranks(judged.whole or judged)
+    several = samples_of_ranks(judged.whole)
     passes = [
         stack.ms > 0
         for one in several
@@ -195,7 +195,7 @@ def waiting_calls(finding: CauseFinding, judged: Run) -> list[Waits]:
     finding that has a line of its own."""
     if finding.kind != "synchronisation" or "at" in finding.facts:
         return []
-    samples = samples_of_ranks(judged.whole or judged)
+    samples = samples_of_ranks(judged.whole)
     frames = {(Path(frame.file).name, frame.line): frame for one in samples for frame in one.stacks.frames}
     stacks = [stack for one in samples for stack in one.chosen(one.is_judged)]
     library = heaviest([stack for stack in stacks if _is_of_library(stack.frames[-1])])
@@ -234,7 +234,7 @@ def _is_of_a_check(frame: StackFrame) -> bool:
 def makes_groups(line: CodeLine, judged: Run) -> str:
     """Where the line, or what it calls, makes process groups in several steps, judged or not; else ''."""
     found: dict[int, str] = {}
-    for one in samples_of_ranks(judged.whole or judged):
+    for one in samples_of_ranks(judged.whole):
         which = one.leaf_is(lambda leaf: leaf.file == "torch" and leaf.function in MAKE_GROUPS)
         for stack, step in zip(one.chosen(which), one.rows[which, 0].tolist(), strict=True):
             at = innermost(stack.frames)
@@ -245,7 +245,7 @@ def makes_groups(line: CodeLine, judged: Run) -> str:
 
 def is_dispatched(line: CodeLine, judged: Run) -> bool:
     """Whether samples of the line are in a loader of accelerate, of which one rank loads for all."""
-    samples = samples_of_ranks(judged.whole or judged)
+    samples = samples_of_ranks(judged.whole)
     paths = (one.stacks.path(node) for one in samples for node in set(one.rows[:, 5].tolist()))
     dealt = (path for path in paths if any(frame.function.startswith(DEALS) for frame in path))
     return any((frame.file, frame.line) == (line.file, line.line) for path in dealt for frame in path)
@@ -255,7 +255,7 @@ def calls_model(line: CodeLine, first: int, last: int, judged: Run) -> bool:
     """Whether samples of a model's forward pass are of a call in these lines of the same file."""
     return any(
         frame.file == line.file and first <= frame.line <= last
-        for one in samples_of_ranks(judged.whole or judged)
+        for one in samples_of_ranks(judged.whole)
         for stack in one.chosen(one.is_judged & one.in_phase("forward"))
         for frame in stack.frames
     )
@@ -264,7 +264,7 @@ def calls_model(line: CodeLine, first: int, last: int, judged: Run) -> bool:
 def holds_hooks(judged: Run) -> bool:
     """Whether more samples are in what Lightning calls between a backward pass and the update than in that:
     the span of step(closure), without its passes, is of both."""
-    samples = samples_of_ranks(judged.whole or judged)
+    samples = samples_of_ranks(judged.whole)
     stacks = [stack for one in samples for stack in one.chosen(one.is_judged & one.in_phase("rest"))]
     num = sum(any(frame.outer_function.endswith(BEFORE_UPDATE) for frame in one.frames) for one in stacks)
     return num >= FEWEST and num > sum(
@@ -283,7 +283,7 @@ def waiting_line(waits: list[Waits]) -> CodeLine | None:
 def sends_own_data(waits: list[Waits], judged: Run) -> bool:
     """Whether the function that waits reads values several times a step, and gives the device data that no
     loader has: a simulator's or a sampler's may depend on what is read. Not what it sends as objects."""
-    samples = samples_of_ranks(judged.whole or judged)
+    samples = samples_of_ranks(judged.whole)
     rows = noted_program(judged.noted).get("loaders") or []
     if not waits or waits[0].call not in READS or any(row.get("num_batches") for row in rows):
         return False
@@ -315,7 +315,7 @@ def issuer_of(finding: CauseFinding, judged: Run) -> dict[str, str]:
     of_program = finding.kind == "small_messages" and finding.facts.get("origin") in ("program", None)
     is_meant = of_program or _op(finding) == "barrier"
     rows = [row for row in _issuing(finding, judged) if is_meant and row.is_program]
-    samples = samples_of_ranks(judged.whole or judged)
+    samples = samples_of_ranks(judged.whole)
     stacks = [stack for one in samples for stack in one.chosen(one.is_judged)] if rows else []
     stacks = [stack for stack in stacks if any(_is_in(stack, row) for row in rows)]
     if sum(stack.frames[-1].function.startswith("SyncBatchNorm.") for stack in stacks) >= FEWEST:
@@ -347,7 +347,7 @@ def beside_calls_ms(finding: CauseFinding, judged: Run) -> float:
     collectives and that autograd calls, but for the calls themselves: conversions and copies. 0 where too few
     samples tell."""
     site = _issuing_most(finding, judged)
-    samples = samples_of_ranks(judged.whole or judged)
+    samples = samples_of_ranks(judged.whole)
     if site is None or judged.source != "host":
         return 0.0
     stacks = [stack for one in samples for stack in one.chosen(one.is_judged & one.in_phase("backward"))]
@@ -413,7 +413,7 @@ def _calls(stack: WeightedStack, op: str) -> bool:
 def is_behind_backward(judged: Run, op: str) -> bool:
     """Whether samples of an operation are, in the function that begins most backward passes, in lines below
     these: behind the pass of their iteration."""
-    samples = samples_of_ranks(judged.whole or judged)[:1]
+    samples = samples_of_ranks(judged.whole)[:1]
     passes = [innermost(stack.frames) for one in samples for stack in one.chosen(one.in_phase("backward"))]
     begun = Counter(one for one in passes if one is not None).most_common(1)
     if not begun:
@@ -438,7 +438,7 @@ def _at(place: StackFrame | CodeLine) -> CodeLine:
 def _beyond_the_others(finding: CauseFinding, judged: Run, rank: int) -> list[WeightedStack]:
     """What the rank does, less what the others do on average."""
     # Of all judged steps: the program does the same where its times were not taken.
-    of_rank = {other: samples_of(judged.whole or judged, other) for other in judged.ranks}
+    of_rank = {other: samples_of(judged.whole, other) for other in judged.ranks}
     own = of_rank.pop(rank)
     if own is None:
         return []
@@ -470,7 +470,7 @@ def _chosen(
     elif finding.occasions is None or not len(finding.occasions.is_slow):
         return samples.chosen(_which(finding, samples, in_some) if which is None else which, factor)
     else:
-        is_slow, is_usual = finding.occasions.among(_steps_of(judged), _steps_of(judged.whole or judged))
+        is_slow, is_usual = finding.occasions.among(_steps_of(judged), _steps_of(judged.whole))
     which = _which(finding, samples, in_some) if which is None else which
     num_slow, num_usual = int(is_slow.sum()), int(is_usual.sum())
     factor *= len(is_slow) / (num_slow + num_usual)  # of the steps of which it is known

@@ -807,7 +807,7 @@ def cause_of(
     if workers is not None:
         origin, line = workers.origin, workers.line or line
     needs_line = finding.kind == "pause" and op in NEED_A_LINE
-    if line is None and needs_line and samples_of(judged.whole or judged, judged.ranks[0]) is not None:
+    if line is None and needs_line and samples_of(judged.whole, judged.ranks[0]) is not None:
         return None
     if needs_line and not finding.takes and line and is_a_wait(line.calls) and is_device_busy(judged):
         return None  # slow by their lengths alone: the host was ahead, and lets the device catch up
@@ -873,7 +873,7 @@ def cause_of(
         made = module_made_in(unread_of, pieces_of_run(judged)) or made
     may_grow = line is not None and finding.kind in MAY_GROW and workers is None
     is_expected = bool(facts.get("registered"))
-    grows = growth_text(judged.whole or judged, line, finding.rank, is_expected) if may_grow else ""
+    grows = growth_text(judged.whole, line, finding.rank, is_expected) if may_grow else ""
     facts |= {"grown": ""} if grows else {}
     often = value.often or (", growing" if grows else "")
     place = in_line(line, finding)

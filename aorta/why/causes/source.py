@@ -68,7 +68,7 @@ def source_of(file: str, record: RunRecord) -> Source | None:
 @once_of_run
 def pieces_of_run(judged: Run) -> list[Piece]:
     files = [*filter(os.path.isabs, judged.noted.command[:1])]
-    samples = samples_of_ranks(judged.whole or judged)
+    samples = samples_of_ranks(judged.whole)
     files += [frame.file for one in samples for frame in one.stacks.frames if frame.is_program]
     files += [row.file for row in sites_of(judged) if row.is_program]
     return pieces_of(files, judged.noted)

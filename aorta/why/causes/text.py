@@ -284,7 +284,7 @@ def nothing_text(dataset: Dataset, causes: Causes) -> str:
     is_large_phase = phase is not None and phase.share >= LARGE_LOSS
     through_memory = _through_memory_text(dataset, account)
     are_few = account.step_ms.shape[1] < FEWEST_STEPS and dataset.source not in TRACE_SOURCES
-    samples = samples_of_ranks(dataset.first.whole or dataset.first)
+    samples = samples_of_ranks(dataset.first.whole)
     num_samples = min((int(one.is_judged.sum()) for one in samples), default=FEWEST_SAMPLES)
     is_nothing = (
         account.is_measured

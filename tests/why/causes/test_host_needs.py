@@ -15,13 +15,14 @@ from aorta.why.causes.rank import _least_beside_host
 def run(host_ms, step_ms=20.0, waits_ms=0.0):
     """Steps of each rank, whose bodies take host_ms on the host, waits_ms of them for the device."""
     host = np.atleast_2d(np.array(host_ms, dtype=float))
-    return SimpleNamespace(
-        whole=None,
+    made = SimpleNamespace(
         ranks=[],
         judged_steps=slice(None),
         metrics={"host_ms": host, "step_ms": np.zeros(host.shape) + step_ms},
         host_parts={"host.synchronisation": np.full(host.shape, waits_ms)},
     )
+    made.whole = made
+    return made
 
 
 def account(launch=0.0, on_device=True, step_ms=20.0):

@@ -273,7 +273,7 @@ def test_a_host_that_is_slower_in_recorded_steps_alone_costs_nothing(tmp_path):
     forward = np.stack([20.0 + more, 20.0 - more])
     hosts = {"host.phase.step": np.full((2, num), 40.0), "host.phase.forward": forward}
     all_steps = msgspec.structs.replace(judged, host_parts={**judged.host_parts, **hosts})
-    late = [cause for cause in causes(msgspec.structs.replace(judged, whole=all_steps)) if cause.rank == 0]
+    late = [cause for cause in causes(msgspec.structs.replace(judged, part_of=all_steps)) if cause.rank == 0]
     assert late == []
 
 
@@ -1766,7 +1766,7 @@ def test_a_line_that_copies_and_waits_for_it_is_one_loss(monkeypatch, lines, kep
         assert found[0].takes == {("synchronisation",): 0.75, ("copy",): 0.25}
 
 
-UNSAMPLED = SimpleNamespace(whole=None, ranks=[])
+UNSAMPLED = SimpleNamespace(whole=SimpleNamespace(ranks=[]))
 """A run without samples of its stacks."""
 AT = CodeLine(
     file="f.py", line=5, function="f", text="f(), f.py:5", caller="", calls="", doing="runs", ms=1.0,

@@ -114,7 +114,7 @@ def test_launches_are_those_of_earlier_steps_where_later_ones_do_not_tell_them(t
 
     run = run_record(2, program={"units": [{"kind": "fully_shard", "times": 99, "num_parameters": 2}]})
     judged = judge(load_run(run_of(tmp_path / "run", make, run), "run"), 1)
-    later = msgspec.structs.replace(judged, num_warmup=10, whole=judged)
+    later = msgspec.structs.replace(judged, num_warmup=10, part_of=judged)
     (cause,) = [one for one in causes(later) if one.kind == "small_units"]
     assert cause.ms == pytest.approx(32.0, rel=0.02)
 

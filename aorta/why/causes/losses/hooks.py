@@ -57,7 +57,7 @@ OF_COPIES = re.compile(
 def code_in_hooks(judged: Run, account: Account, losses: list[CauseFinding]) -> Iterator[CauseFinding]:
     """Before all else that would explain the same time. Messages of a hook are its own: they leave the
     losses."""
-    whole, samples = judged.whole or judged, timed_samples_of_all(judged)
+    whole, samples = judged.whole, timed_samples_of_all(judged)
     if not samples:
         return
     cells = DEVICE_CELLS if account.on_device else CPU_CELLS

@@ -47,7 +47,7 @@ class HostNeeds(NamedTuple):
 
 def host_needs(judged: Run, account: Account) -> HostNeeds | None:
     """Of the rank with least room. None where it is not known: of a CPU, or of too few steps."""
-    whole = judged.whole or judged
+    whole = judged.whole
     host = Host(whole, whole.judged_steps)
     step_ms, body_ms = host.metric("step_ms"), host.metric("host_ms")
     synchronisation_ms = host.span("synchronisation") + host.tail("synchronisation")
@@ -84,7 +84,7 @@ def host_needs(judged: Run, account: Account) -> HostNeeds | None:
 def _waits_beside(judged: Run, host: Host) -> float:
     """ms of a step that samples show in reads of values, where the host waits for the device, beyond what
     spans tell in steps that have some: not every read within a model is noted."""
-    samples = samples_of_ranks(judged.whole or judged)
+    samples = samples_of_ranks(judged.whole)
     ms = [float(one.ms[one.is_judged & one.leaf_is(_reads)].sum()) for one in samples]
     noted_ms = host.span("synchronisation") + host.tail("synchronisation")
     noted_ms = noted_ms[noted_ms > 0]

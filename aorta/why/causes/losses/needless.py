@@ -339,7 +339,7 @@ def _is_in_fp64(judged: Run, work: WorkOfStep) -> bool:
 def _narrowed(judged: Run, work: WorkOfStep, at: StackFrame) -> Iterator[CauseFinding]:
     """Of a function that computes in fp64 and casts what it has, by its samples: not of a data set, nor of
     the loop, which calls the model, and not where lines of it do something else than compute with tensors."""
-    samples, seen, loops = samples_of_ranks(judged.whole or judged), list[WeightedStack](), set[Function]()
+    samples, seen, loops = samples_of_ranks(judged.whole), list[WeightedStack](), set[Function]()
     for one in samples:
         in_passes = one.is_judged & one.in_phase("backward", "optimizer")
         loops |= {frame.function_id for stack in one.chosen(in_passes) for frame in stack.frames}
@@ -596,7 +596,7 @@ def _part_of_weights(judged: Run, at: StackFrame) -> tuple[float, int]:
     """Part of a line's samples whose thread is in what torch computes a weight with, and how many are."""
     stacks = [
         stack
-        for one in samples_of_ranks(judged.whole or judged)
+        for one in samples_of_ranks(judged.whole)
         for stack in one.chosen(one.is_judged)
         if at in stack.frames
     ]
@@ -620,7 +620,7 @@ class NewPages(NamedTuple):
 @once_of_run
 def new_pages(judged: Run) -> NewPages | None:
     """None where nobody counted, or saw any."""
-    whole = judged.whole or judged
+    whole = judged.whole
     if not {FAULTS, SYSTEM, READY} <= whole.host_parts.keys():
         return None
     columns = [whole.host_parts[name][:, whole.judged_steps] for name in (FAULTS, SYSTEM, READY)]
@@ -681,7 +681,7 @@ def _part_of_attention(judged: Run, account: Account, work_ms: Floats) -> float:
     if account.on_device:
         return min(float(time_of_class(judged, "attention").mean() / max(work_ms.mean(), 1e-9)), 1.0)
     parts = []
-    for one in samples_of_ranks(judged.whole or judged):
+    for one in samples_of_ranks(judged.whole):
         forward = one.is_judged & one.in_phase("forward")
         attends = forward & one.leaf_is(lambda leaf: bool(ATTENDS.search(leaf.function)))
         parts.append(float(one.ms[attends].sum() / max(one.ms[forward].sum(), 1e-9)))
@@ -802,7 +802,7 @@ def idle_cores(judged: Run, account: Account) -> Iterator[CauseFinding]:
     work_ms = work_ms_of(account)
     if is_busy or are_idle or account.share("core_taken") > LARGE or share < HALF:
         return
-    has_thread = any(one.that("locked_out").any() for one in samples_of_ranks(judged.whole or judged))
+    has_thread = any(one.that("locked_out").any() for one in samples_of_ranks(judged.whole))
     facts: dict[str, Any] = {
         "saves": "may, beside another thread of the process, save up to" if has_thread else "save",
         "is_alone": len(judged.ranks) == judged.noted.world_size == 1 and not has_thread,

@@ -236,7 +236,7 @@ def _leave_to_trials(
     if trials is None:
         return
     freed = next((one for one in losses if one.facts.get("op") == "given_back"), None)
-    if any(one.that_call(EMPTY_CACHE).any() for one in samples_of_ranks(judged.whole or judged)):
+    if any(one.that_call(EMPTY_CACHE).any() for one in samples_of_ranks(judged.whole)):
         freed = None  # it is the program's own
     is_large = freed is not None and freed.mean_ms >= LARGE_SHARE * account.mean_step_ms
     if not is_large and "sizes" not in trials.facts:
@@ -253,7 +253,7 @@ def _own_slow_steps(
 ) -> tuple[Occasions, Ints] | None:
     """A few slow steps that hold more than calls of the model, and of which steps: what the program does in
     these alone is known by their lengths, which tell it better than samples."""
-    whole = judged.whole or judged
+    whole = judged.whole
     found = [(one.occasions, account.global_step) for one in of_slow_steps]
     for slow, known in [(rare, whole.global_step[whole.judged_steps]), *found]:
         if slow is not None and slow.is_slow.mean() < FEW_STEPS:
@@ -424,7 +424,7 @@ def _handed_over(judged: Run, part_ms: float) -> tuple[dict[str, object], float]
     if "workers" not in program_of(judged.noted)[0] or part_ms < WHOLE_BATCH_MS:
         return {}, 1.0
     parts = []
-    for one in samples_of_ranks(judged.whole or judged):
+    for one in samples_of_ranks(judged.whole):
         loads = one.is_judged & one.in_phase("data")
         receives, rebuilds = _in_functions(one, RECEIVES), _in_functions(one, REBUILDS)
         takes = loads & (rebuilds | (receives & one.that("runs")))
@@ -568,7 +568,7 @@ def _copied(judged: Run, ms: float) -> dict[str, object]:
 
 def _saved_on_cpu(judged: Run) -> dict[str, object]:
     """Where samples show save_on_cpu() of torch: it copies what a backward pass needs to the CPU and back."""
-    for one in samples_of_ranks(judged.whole or judged)[:1]:
+    for one in samples_of_ranks(judged.whole)[:1]:
         is_there = one.is_judged & one.leaf_is(lambda leaf: leaf.function.startswith("save_on_cpu."))
         if is_there.sum() >= FEWEST:
             lines = Counter(innermost(stack.frames) for stack in one.chosen(is_there))
@@ -715,7 +715,7 @@ def _one_of_small_messages(
 def _as_long_as_seen(finding: CauseFinding, judged: Run, account: Account) -> None:
     """Messages of the program, as long as the thread that trains was seen to call for them, where that bounds
     the step: what one launch costs at least leaves out what a barrier waits for. Elsewhere no more goes."""
-    samples = samples_of_ranks(judged.whole or judged)
+    samples = samples_of_ranks(judged.whole)
     ms = [of_one for one in samples for of_one in one.ms[one.is_judged & one.in_phase("communication")]]
     seen_ms, told_ms = float(sum(ms)) / max(len(samples), 1), finding.mean_ms
     if len(ms) < FEWEST:

@@ -255,7 +255,7 @@ def _own_threads(judged: Run, account: Account, host: Host) -> tuple[Floats, Flo
 def _locked_out(judged: Run) -> Floats:
     """[rank, 1]: how long the thread waits for the interpreter's lock in the mean step, as FEWEST samples or
     more tell: one of a short run stands for as much as a tenth of it."""
-    whole = judged.whole or judged
+    whole = judged.whole
     ms = np.zeros((len(judged.ranks), 1))
     for row, rank in enumerate(judged.ranks[:MOST_RANKS]):
         if (one := samples_of(whole, rank)) is not None:

@@ -168,7 +168,7 @@ def program_code(
 ) -> Iterator[CauseFinding]:
     """slow: steps of which what comes in them alone has its own cause, and the steps that it is known of."""
     yield from _slowed(judged, account)
-    whole, samples = judged.whole or judged, timed_samples_of_all(judged)
+    whole, samples = judged.whole, timed_samples_of_all(judged)
     if not samples:
         return
     cells = DEVICE_CELLS if account.on_device else CPU_CELLS
@@ -374,7 +374,7 @@ def fallen_back(judged: Run, account: Account) -> Iterator[CauseFinding]:
         facts["what"] = "compiled code that fell back to eager"
         facts["varies"] = one["varies"] or "what it is called with, or what it reads,"
         if not account.on_device:
-            samples = samples_of_ranks(judged.whole or judged)
+            samples = samples_of_ranks(judged.whole)
             is_sampled = sum(int(one.is_judged.sum()) for one in samples) >= FEWEST / LARGE
             if not is_sampled or sampled_ms(judged, at.file, at.function) >= LEAST * account.mean_step_ms:
                 facts["why_no_size"] = "no step shows what it takes when it is compiled"
@@ -458,7 +458,7 @@ def _handing_numbers(
     at = seen.first
     if call is None or at is None or seen.fewest < FEWEST:
         return set(), []
-    ms, num_samples = seen.common_ms(judged.whole or judged, account)
+    ms, num_samples = seen.common_ms(judged.whole, account)
     is_wait = ms.mean() >= max(2 * LEAST * account.mean_step_ms, WAITED_OF_NUMBERS * copied_ms)
     if call[1] != OF_NUMBERS:
         source = source_of(at.file, judged.noted)
@@ -487,7 +487,7 @@ def _sending_objects(
     if at is None or by_line[at].fewest < FEWEST:
         return set(), []
     seen, waited = by_line[at], lines_of_spans(judged, "synchronisation") if account.on_device else {}
-    ms, num_samples = seen.common_ms(judged.whole or judged, account)
+    ms, num_samples = seen.common_ms(judged.whole, account)
     op = next(row.op for row in sites if (Path(row.file).name, row.line) == at)
     ms = ms * _not_waiting(seen, {line: (0.0, of_line) for line, (_, of_line) in waited.items()})
     if ms.mean() < LEAST * account.mean_step_ms:
@@ -502,7 +502,7 @@ def _sending_objects(
 def code_in_passes(judged: Run, account: Account, losses: list[CauseFinding]) -> Iterator[CauseFinding]:
     """Python and numpy that forward and backward passes run on a CPU, of the function with most of it; not of
     a loop over operators, whose Python is in that loss."""
-    whole, samples = judged.whole or judged, timed_samples_of_all(judged)
+    whole, samples = judged.whole, timed_samples_of_all(judged)
     if account.on_device or not samples:
         return
     # An operator that a sign calls has no frame: what samples show is either that or Python.
@@ -697,7 +697,7 @@ def _sent_to_host(judged: Run, paths: list[list[StackFrame]], ms: float) -> dict
 def own_of_rank(judged: Run, account: Account) -> CauseFinding | None:
     """What one rank's thread on a CPU is in and hardly any other's, while these wait for it in any phase and
     any collective, also in one that is not split by arrival, as the broadcast of DDP's buffers."""
-    whole, num_ranks = judged.whole or judged, len(judged.ranks)
+    whole, num_ranks = judged.whole, len(judged.ranks)
     samples = timed_samples_of_all(judged)
     if account.on_device or has_point_to_point(judged) or len(samples) < 2:
         return None
@@ -759,7 +759,7 @@ def code_in_model(judged: Run) -> tuple[StackFrame, float] | None:
     """The line of the function that computes by itself for longest, in forward and backward passes and the
     optimizer, and ms of a step in that function: with numpy or Python, or in a hook of a backward pass. None
     where samples show none. What calls torch's functions forward is the model, in lines that were counted."""
-    samples = samples_of_ranks(judged.whole or judged)
+    samples = samples_of_ranks(judged.whole)
     operators = operators_of(judged)
     by_function: dict[Function, dict[StackFrame, float]] = defaultdict(lambda: defaultdict(float))
     counts: dict[Function, int] = defaultdict(int)

@@ -124,7 +124,7 @@ def given_back(judged: Run, parts: Parts) -> Iterator[CauseFinding]:
 
 def _empties_between(judged: Run) -> bool:
     """Whether samples between two steps are mostly of empty_cache(), on every rank."""
-    samples = samples_of_ranks(judged.whole or judged)
+    samples = samples_of_ranks(judged.whole)
     behind = [one.is_judged & one.at("behind_body") for one in samples]
     both = [
         (one.ms[which & one.that_call(EMPTY_CACHE)].sum(), one.ms[which].sum())

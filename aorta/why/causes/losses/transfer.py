@@ -235,11 +235,11 @@ def transfer(judged: Run, parts: Parts, exposed: Exposed, details: Exposure | No
 def _add_copies_of_buffers(finding: CauseFinding, judged: Run, parts: Parts) -> None:
     """What samples show beyond it of DDP's function that broadcasts buffers on a CPU: it copies them into one
     tensor and back, and gloo's threads have the cores meanwhile."""
-    samples = samples_of_ranks(judged.whole or judged, timed_samples_of)
+    samples = samples_of_ranks(judged.whole, timed_samples_of)
     seen = Seen.where(samples, lambda one: one.that_call(SENDS_BUFFERS))
     if not samples or seen.fewest < FEWEST:
         return
-    ms, num = seen.common_ms(judged.whole or judged, parts.account)
+    ms, num = seen.common_ms(judged.whole, parts.account)
     exposed_ms = judged.mean_of(of_operation("exposed_ms", str(finding.facts["op"]))) or 0.0
     exposed_ms *= parts.account.mean_step_ms / parts.account.recorded_ms
     # Ranks wait for each other at the next collective then.
@@ -805,7 +805,7 @@ def _launched(run: Run, lines: Mapping[int, Sequence[StepRecord]]) -> list[StepR
     records = [record for of_rank in lines.values() for record in of_rank]
     if run.source != "kernels" or any(_has_launches(record) for record in records):
         return records
-    whole = run.whole or run
+    whole = run.whole
     steps = set(whole.global_step[whole.judged_steps].tolist())
     for rank in lines:
         of_rank = (record for record in whole.records(rank) if record.global_step in steps)

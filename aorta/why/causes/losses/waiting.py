@@ -424,7 +424,7 @@ def _late(judged: Run, parts: Parts, lost_ms: Floats) -> Lateness | None:
 def _is_in_some_steps(judged: Run, parts: Parts, lost_ms: Floats, rank: int) -> bool:
     """Of a rank that is late with a period, or in left-out steps alone, waits and marks say more than
     samples."""
-    late, of_left_out = _late(judged, parts, lost_ms), late_in_left_out(judged.whole or judged)
+    late, of_left_out = _late(judged, parts, lost_ms), late_in_left_out(judged.whole)
     has_period = late is not None and late.occasions is not None and judged.ranks[late.row] == rank
     return has_period or (of_left_out is not None and judged.ranks[of_left_out.row] == rank)
 
@@ -536,7 +536,7 @@ def _by_its_host(judged: Run, parts: Parts, late: Lateness) -> tuple[Lateness, s
     phase of most steps, all along the run; a faster one takes longer where it waits. All judged steps tell,
     since recorded ones are few, and behind the first of them, which takes one rank longer.
     """
-    whole = judged.whole or judged
+    whole = judged.whole
     phases = phases_of_ranks(whole, np.ones(whole.num_judged, dtype=bool))
     if not phases:
         return late, "what the others' hosts take is not known", None
