@@ -1,6 +1,7 @@
 """From findings to causes: what each takes out of the account, with an interval; the largest first."""
 
 import math
+import re
 import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -108,6 +109,8 @@ OF_THEIR_LINE: tuple[CauseKind, ...] = (
 goes with it."""
 SEVERAL_READS = 2
 """Of values of the device, in a line and a step: a loop within the step reads them."""
+EVALUATES = re.compile(r"eval|valid", re.IGNORECASE)
+"""In names of functions that call the model and learn nothing."""
 IN_AN_UPDATE = 8
 """Optimizer steps that learn from what was gathered before the first of them, at most."""
 ECHO = 0.4
@@ -290,9 +293,10 @@ def _of_no_usual_step(cause: Cause, finding: CauseFinding, judged: Run, account:
     was_seen = finding.kind in SEEN or (finding.kind == "pause" and "op" not in finding.facts)
     slow, line = finding.occasions, cause.line
     if slow is not None:
-        # An evaluation that calls eval(), or has a loader, is in no step.
+        # An evaluation that calls eval(), or has a loader, is in no step; of others the name tells.
         may_be = finding.kind == "pause" or 0 < (slow.period or 0) <= IN_AN_UPDATE
         may_be = may_be and finding.facts.get("op") == "slow_steps"
+        may_be = may_be and (line is None or EVALUATES.search(line.function) is None)
         steps = (account.global_step[slow.is_slow], account.global_step[~slow.is_slow])
         if not may_be or line is None or in_modules(judged, *steps) < CALLS_THE_MODEL:
             return ""

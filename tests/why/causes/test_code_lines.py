@@ -296,23 +296,24 @@ def test_slow_steps_are_not_in_the_line_that_calls_backward(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("every", "phase", "kinds"),
+    ("every", "frame", "phase", "kinds"),
     [
-        pytest.param(2, "forward", [], id="a-policy-gathers-for-two-steps"),
-        pytest.param(2, "rest", ["program_code"], id="an-environment-for-two-steps"),
-        pytest.param(10, "forward", [], id="a-policy-gathers-for-ten-steps"),
-        pytest.param(10, "rest", ["pause"], id="statistics-in-every-tenth-step"),
+        pytest.param(2, "augment", "forward", [], id="a-policy-gathers-for-two-steps"),
+        pytest.param(2, "augment", "rest", ["program_code"], id="an-environment-for-two-steps"),
+        pytest.param(10, "augment", "forward", [], id="a-policy-gathers-for-ten-steps"),
+        pytest.param(10, "augment", "rest", ["pause"], id="statistics-in-every-tenth-step"),
+        pytest.param(10, "evaluates", "forward", ["pause"], id="an-evaluation-by-its-name"),
     ],
 )
 def test_an_update_of_several_steps_that_begins_with_calls_of_the_model_is_no_loss(
-    tmp_path, every, phase, kinds
+    tmp_path, every, frame, phase, kinds
 ):
     def make(rank, step, noise):
         return Host().work(30.0 * noise.gauss(1, 0.01) + 10.0 * every * (step % every == 0)).comm(2.0)
 
     folder = run_of(tmp_path, make, steps=44)
     for rank in (0, 1):
-        write_stacks(folder, rank, COMMON, ("augment", phase, "runs", 10.0 * every, every))
+        write_stacks(folder, rank, COMMON, (frame, phase, "runs", 10.0 * every, every))
     found = found_causes(judge(load_run(folder, "run"), 1))
     assert [cause.kind for cause in found.listed] == kinds
     assert ["data for an update of several optimizer steps" in text for text in found.no_loss] == [True] * (

@@ -877,6 +877,22 @@ def test_cores_that_idle_are_measured(tmp_path, threads, process_ms, idle, ms):
         assert f"torch.set_num_threads({threads + round(idle)})" in cause.change
 
 
+def test_threads_of_torch_take_no_part_in_python(tmp_path):
+    """Of 30 ms the thread runs 8 in a loop of the program and 22 in operators; three steps in 24 have 60 ms."""
+    modes = {"num_threads": 1, "num_whole_cores": 2}
+    run = run_record(1, work=WorkOfStep(flops=1.0, lines=[]), program={"modes": modes})
+
+    def make(rank, step, noise):
+        return Host().work(60.0 if step in (7, 15, 23) else 30.0), {"world_size": 1}
+
+    folder = run_of(tmp_path / "run", make, run, width=1)
+    write_stacks(folder, 0, ("augment", "rest", "runs", 8.0), ("mean", "forward", "runs", 22.0))
+    ms = {cause.origin: cause.ms for cause in causes(judge(load_run(folder, "run")))}
+    assert ms["threads"] == pytest.approx(0.7 * 0.5 * 22, rel=0.02)
+    write_stacks(folder, 0, ("augment", "rest", "runs", 22.0), ("mean", "forward", "runs", 8.0))
+    assert "threads" not in {cause.origin for cause in causes(judge(load_run(folder, "run")))}
+
+
 @pytest.mark.parametrize(
     ("faults", "system_ms", "load_ms", "ms"),
     [

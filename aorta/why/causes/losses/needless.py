@@ -134,6 +134,8 @@ PASSES_OF_WEIGHTS = 6
 """Over the parameters, in each call: read in both passes, gradients written, and added to those before."""
 LARGE_BYTES = 8e6
 """A step, below which what passes through memory stays in caches."""
+MUCH_LONGER = 1.5
+"""Of the usual step's work, above which a step has more to do than the usual one."""
 THREADS_SAVE = 0.7
 """Of what as many more threads would in proportion: 0.64 and 0.69 of two planted steps, 1 to 2 and 2 to 4."""
 SPARSE_MS, SPARSE_ROW_MS, SPARSE_BYTE_MS = 0.3, 4e-4, 5.5e-6
@@ -799,7 +801,10 @@ def idle_cores(judged: Run, account: Account) -> Iterator[CauseFinding]:
     is_busy = used + num_ranks * num_workers > MOST_USED * cores or enough <= threads
     # Threads that have little to do are no fewer than the operators can use.
     are_idle = had is not None and had.helpers < HALF * (threads - 1) * share
-    work_ms = work_ms_of(account)
+    of_torch = _part_of_torch(judged)
+    work_ms, share = of_torch * work_ms_of(account), of_torch * share
+    usual_ms = np.median(work_ms)  # of what steps do now and then no operators are known
+    work_ms = np.where(work_ms > MUCH_LONGER * usual_ms, usual_ms, work_ms)
     if is_busy or are_idle or account.share("core_taken") > LARGE or share < HALF:
         return
     has_thread = any(one.that("locked_out").any() for one in samples_of_ranks(judged.whole))
@@ -819,6 +824,22 @@ def idle_cores(judged: Run, account: Account) -> Iterator[CauseFinding]:
     found = finding_of("threads", "cores that idle", noted_line(modes.get("threads_at")), ms, **facts)
     found.most_ms = (1 - used / cores) * float(work_ms.mean())  # as if all were divided among them
     yield found
+
+
+def _part_of_torch(judged: Run) -> float:
+    """Of what the thread runs in steps, as samples show, operators and passes of torch: its threads take no
+    part in a loop of Python. All of it where too few tell."""
+    torchs_ms = all_ms = 0.0
+    num = 0
+    for one in samples_of_ranks(judged.whole):
+        runs = one.is_judged & one.that("runs") & ~one.in_phase("data", "checkpoint")
+        is_torchs = one.leaf_is(is_of_torch) | one.in_phase("backward")
+        torchs_ms, all_ms = (
+            torchs_ms + float(one.ms[runs & is_torchs].sum()),
+            all_ms + float(one.ms[runs].sum()),
+        )
+        num += int(runs.sum())
+    return torchs_ms / all_ms if num >= FEWEST and all_ms > 0 else 1.0
 
 
 def _by_threads(work: WorkOfStep, work_ms: Floats, part: float) -> Floats:
@@ -855,7 +876,7 @@ def bound_cores(judged: Run, account: Account) -> Iterator[CauseFinding]:
         return
     if record.work is None or record.world_size > 1:
         return
-    ms = _by_threads(record.work, work_ms_of(account), 1 - cores / around)
+    ms = _by_threads(record.work, _part_of_torch(judged) * work_ms_of(account), 1 - cores / around)
     facts["not_known"] = "what others use of these cores"
     yield CauseFinding("compute", ms, TAKES, facts=facts)
 
