@@ -878,7 +878,7 @@ def test_cores_that_idle_are_measured(tmp_path, threads, process_ms, idle, ms):
 
 
 def test_threads_of_torch_take_no_part_in_python(tmp_path):
-    """Of 30 ms the thread runs 8 in a loop of the program and 22 in operators; three steps in 24 have 60 ms."""
+    """Of 30 ms the thread runs 8 in a loop of the program and 22 in operators; some steps have 60 ms."""
     modes = {"num_threads": 1, "num_whole_cores": 2}
     run = run_record(1, work=WorkOfStep(flops=1.0, lines=[]), program={"modes": modes})
 
