@@ -160,15 +160,15 @@ def largest_beside_the_model(judged: Run) -> PhaseRow | None:
 def phase_steps(judged: Run) -> dict[str, Floats]:
     """The step and its phases, [step]: means over ranks. {} where no step shows its phases."""
     found: dict[str, Floats] = {name: values.mean(axis=0) for name, values in _of_ranks(judged).items()}
-    return _told_apart(found, _own_code(samples_of_ranks(judged)))
+    return _told_apart(found, _own_code(judged))
 
 
 def variance_of_own_code(judged: Run) -> float:
     """Of the share of a step that samples tell apart from the forward pass, by how few they are."""
-    own_ms, model_ms, num = _own_and_model(samples_of_ranks(judged))
-    own, steps = _own_part(own_ms, model_ms, num), _of_ranks(judged)
+    own, steps = _own_code(judged), _of_ranks(judged)
     if own is None or "forward" not in steps:
         return 0.0
+    _, _, num = _own_and_model(samples_of_ranks(judged))
     before = float(steps["forward"].mean() / steps["step"].mean())
     return before**2 * own * (1 - own) / num
 
@@ -245,7 +245,7 @@ def phases_of(judged: Run) -> list[PhaseRow]:
     by_rank["rest"] = positive(by_rank["rest"])
     step_ms = by_rank["step"]
     samples = samples_of_ranks(judged)
-    own, is_busy = _own_code(samples), is_device_busy(judged)
+    own, is_busy = _own_code(judged), is_device_busy(judged)
     by_rank = _told_apart(by_rank, own)
     work = loader_work(judged)
     of_workers = work.line if work is not None and work.is_limit else None
@@ -278,15 +278,14 @@ def _bytes(judged: Run, phase: StepPhase) -> float | None:
     return float(np.nanmax(values)) if np.isfinite(values).any() else None
 
 
-def _own_code(samples: list[Samples]) -> float | None:
+def _own_code(judged: Run) -> float | None:
     """Part of what lies before backward passes in which the program's own code ran and no model: a moving
     average of the weights, behind an update that ended the step. None where samples do not show that, as
-    where there are no modules."""
-    return _own_part(*_own_and_model(samples))
-
-
-def _own_part(own_ms: float, model_ms: float, num: int) -> float | None:
-    return own_ms / (own_ms + model_ms) if num >= ENOUGH and model_ms > 0 else None
+    where there are no modules. A model that was counted, and is in none of them, has one sample's time."""
+    own_ms, model_ms, num = _own_and_model(samples_of_ranks(judged))
+    if num < ENOUGH or not (model_ms > 0 or judged.noted.work is not None):
+        return None
+    return own_ms / (own_ms + (model_ms or own_ms / num))
 
 
 def _own_and_model(samples: list[Samples]) -> tuple[float, float, int]:

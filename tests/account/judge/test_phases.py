@@ -14,7 +14,7 @@ from aorta.account.judge.phases import (
     variance_of_own_code,
 )
 from aorta.account.load.rank.phases import BYTES, PREFIX, STEP
-from aorta.records.schema import NO_CALL
+from aorta.records.schema import NO_CALL, WorkOfStep
 from aorta.records.stacks import StackFrame
 from aorta.records.workers import AWAITED, WORKER_STATES, WorkerChunk, WorkerSample
 from tests.account.judge.sampled_runs import AUGMENT, ENGINE, MAIN, MODEL, TRAINER, sampled, sampled_dataset
@@ -139,6 +139,15 @@ def test_code_of_the_loop_before_a_backward_pass_is_no_forward_pass():
         "main(), train.py:20",
         "augment(), data.py:5",
     )
+
+
+def test_a_model_that_no_sample_shows_leaves_what_is_before_backward_to_the_program():
+    """Of 20 samples none is in the model, which was counted: it has the time of one of 21, at most."""
+    judged = judged_with(forward=16.0)
+    assert {row.phase: row.ms for row in phases_of(judged)}["forward"] == pytest.approx(24.0)
+    record = msgspec.structs.replace(judged.noted, work=WorkOfStep(flops=1.0, lines=[]))
+    rows = {row.phase: row.ms for row in phases_of(msgspec.structs.replace(judged, record=record))}
+    assert rows == {"forward": pytest.approx(24.0 / 21), "rest": pytest.approx(16.0 + 24.0 * 20 / 21)}
 
 
 @pytest.mark.parametrize(
