@@ -22,7 +22,7 @@ from aorta.account.judge.phases import (
 )
 from aorta.account.judge.profiles import DOING_WORDS, busiest, line_text, told_differences
 from aorta.account.judge.sites import site_texts
-from aorta.account.judge.stacks import samples_of_ranks
+from aorta.account.judge.stacks import MOST_RANKS, samples_of_ranks
 from aorta.account.judge.timed_steps import recorded_apart
 from aorta.account.load.measures import num_local_ranks, peak_text
 from aorta.account.model import Causes, Dataset, Run
@@ -284,8 +284,7 @@ def nothing_text(dataset: Dataset, causes: Causes) -> str:
     is_large_phase = phase is not None and phase.share >= LARGE_LOSS
     through_memory = _through_memory_text(dataset, account)
     are_few = account.step_ms.shape[1] < FEWEST_STEPS and dataset.source not in TRACE_SOURCES
-    samples = samples_of_ranks(dataset.first.whole)
-    num_samples = min((int(one.is_judged.sum()) for one in samples), default=FEWEST_SAMPLES)
+    num_samples = _fewest_samples(dataset.first.whole)
     is_nothing = (
         account.is_measured
         and not causes.leaves_cores
@@ -299,10 +298,9 @@ def nothing_text(dataset: Dataset, causes: Causes) -> str:
     if lost:
         text += f" {lost[0].upper()}{lost[1:]}."
     if num_samples < FEWEST_SAMPLES:
-        text += (
-            f" {counted(num_samples, 'sample')} of the training thread cannot tell what the program's own"
-            " code takes: record more steps."
-        )
+        of_thread = f"{counted(num_samples, 'sample')} of the training thread cannot tell"
+        of_thread = of_thread if num_samples else "No sample of the training thread in these steps tells"
+        text += f" {of_thread} what the program's own code takes: record more steps."
     # What no rule knows may be in the line that takes most; a backward pass shows none of the model's.
     lines = [] if is_nothing or account.on_device else busiest(dataset.first, MOST_LINES)
     top = next((line for line in lines if line.doing == "runs" and "backward" not in line.calls), None)
@@ -330,6 +328,14 @@ def nothing_text(dataset: Dataset, causes: Causes) -> str:
         reasons = dataset.first.not_measured
         text += f" MFU is not known: {reasons.get('mfu', 'FLOPs or the peak are not in run.json')}."
     return text
+
+
+def _fewest_samples(run: Run) -> int:
+    """In judged steps, of a rank that stands for all; FEWEST_SAMPLES where nobody sampled."""
+    samples = samples_of_ranks(run)
+    if not samples and run.stacks is not None and run.source not in TRACE_SOURCES:
+        return 0 if any(len(run.stacks(rank).columns) for rank in run.ranks[:MOST_RANKS]) else FEWEST_SAMPLES
+    return min((int(one.is_judged.sum()) for one in samples), default=FEWEST_SAMPLES)
 
 
 # ---- a cause --------------------------------------------------------------------------------------------

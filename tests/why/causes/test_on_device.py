@@ -612,6 +612,14 @@ def test_nothing_is_worth_changing_only_where_samples_would_show_own_code(tmp_pa
     ) != is_nothing
 
 
+def test_samples_of_the_warm_up_alone_show_no_own_code(tmp_path):
+    folder = run_of(tmp_path / "run", lambda rank, step, noise: Host().work(39.5).comm(0.5), steps=STEPS)
+    write_stacks(folder, 0, COMMON, steps=1)
+    single = dataset("a", [judge(load_run(folder, "a"), 4)])
+    text = nothing_text(single, found_causes(single.first))
+    assert text.startswith("No cause is named. No sample of the training thread in these steps tells")
+
+
 @pytest.mark.parametrize(
     ("name", "are_joined"), [("vectorized_elementwise_kernel", True), ("indexing_backward_kernel", False)]
 )
