@@ -1,5 +1,6 @@
 """How a run ended, and what its lines lack, in words."""
 
+import shlex
 from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
@@ -47,6 +48,15 @@ def story(
         lines.append("run.json records no end: the run was killed, or is still running")
     lines += _lost(run, states)
     return lines
+
+
+def hang_line(folder: Path) -> list[str]:
+    """That ranks of the run have reported a hang, and what names the one that they waited for."""
+    reports = [path for path in (folder / "hang").glob("rank*.json") if path.is_file()]
+    if not reports:
+        return []
+    told = f"aorta hang {shlex.quote(str(folder))} names the rank that was waited for"
+    return [f"{counted(len(reports), 'rank')} reported that no step began any more: {told}"]
 
 
 def _ending(

@@ -26,6 +26,7 @@ from aorta.account.load.ending import (
     cut,
     damage_line,
     died_early_text,
+    hang_line,
     last_ending,
     run_record,
     shortage_text,
@@ -165,6 +166,7 @@ def _load_records(
     loaded.story[:] = [
         *([] if damage_text is None else [damage_text]),
         *story(run, states.values(), ranks, launch_notes),
+        *hang_line(folder),
         *shortage_text(folder, run, files, loaded),
     ]
     if run is not None and run.attempts and ranks:

@@ -29,6 +29,7 @@ CHANGES: dict[str, str] = {
     " next step: {holder} has graphs",
     "evaluation": "evaluate under torch.no_grad(): {holder} has graphs",
     "kept tensors": "let go of what {holder} keeps, or keep it on the host (.detach().cpu())",
+    "kept tensors, host": "let go of what {holder} keeps, or keep numbers of it (.item(), a mean), or a file",
     "tensors": "let go of {holder} before the next step, or make it smaller",
     "optimizer state": "shard the state (fully_shard, ZeroRedundancyOptimizer), or hold less of it",
     "parameters": "shard the model (fully_shard), or hold it in bfloat16",
@@ -113,8 +114,11 @@ def _what(rank: int, shortage: MemoryShortage, others: list[int]) -> str:
     if shortage.why == "near the limit":
         return f"near the limit of memory on rank {rank}{step}: {_used(shortage)}"
     also = f" (also on rank {', '.join(map(str, others[:MOST_HELD]))})" if others else ""
+    phase = "" if shortage.phase in ("", "rest") else f"in {_PHASES.get(shortage.phase, shortage.phase)}"
+    # Of no module, it may be the program's own code there.
+    phase = "before the backward pass" if shortage.phase == "forward" and not shortage.module else phase
     where = [
-        "" if shortage.phase in ("", "rest") else f"in {_PHASES.get(shortage.phase, shortage.phase)}",
+        phase,
         f"at {shortage.place}" if shortage.place else "",
         f"module {shortage.module}" if shortage.module else "",
     ]
@@ -258,6 +262,8 @@ def _change(shortage: MemoryShortage, groups: list[_Group], rank: int, grew: boo
         cause = "evaluation"
     elif grew and cause == "activations":
         cause = "grows"
+    elif cause == "kept tensors" and shortage.device == "cpu":
+        cause = "kept tensors, host"
     holder = group.holder or "the program"
     modules = " and ".join(group.modules[:2]) or "its layers"
     return CHANGES[cause].format(rank=rank, modules=modules, holder=holder)

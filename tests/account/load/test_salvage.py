@@ -185,6 +185,14 @@ def test_less_than_half_of_the_steps_is_too_little(folder):
     assert load_run(folder, "run", reading=LEFT).ranks == [1]
 
 
+def test_a_run_in_which_ranks_reported_a_hang_says_who_names_it(folder):
+    (folder / "hang").mkdir()
+    for rank in range(2):
+        (folder / "hang" / f"rank{rank}.json").write_text("{}")
+    told = f"aorta hang {folder} names the rank that was waited for"
+    assert load_run(folder, "run").story == [f"2 ranks reported that no step began any more: {told}"]
+
+
 def test_a_run_that_died_before_its_first_step_tells_how(tmp_path):
     crashed = Ending(kind="crashed", why="ValueError: planted", ranks=[0])
     attempt = AttemptRecord(attempt=0, world_size=1, started_unix_ns=0, ending=crashed)

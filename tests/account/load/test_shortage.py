@@ -94,6 +94,9 @@ def test_a_rank_that_keeps_more_is_told_to_let_go_and_not_to_share_its_work():
     lines = said({1: one}, lines_of, ranks=(0, 1))
     assert "differs: rank 1 had 8.0 GiB in step 5, rank 0, which has the most of the others, 3.0 GiB" in lines
     assert lines[-1].startswith("change: let go of what snapshots (t.py:3) keeps")
+    assert "(.detach().cpu())" in lines[-1]
+    on_host = shortage(row("kept tensors", 6, holder="snapshots (t.py:3)", num_blocks=9), device="cpu")
+    assert "keep numbers of it" in shortage_lines({0: on_host}, lambda rank: (), [0])[-1]
 
 
 def test_growth_is_that_of_what_stays_or_else_of_the_pass():
