@@ -14,6 +14,8 @@ _AORTA = str(Path(__file__).resolve().parents[1]) + os.sep
 _TRAINING = f"{_AORTA}training{os.sep}"
 """The loop of `aorta train`, which is the program there."""
 _SITES = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
+_TYPED = ("<stdin>", "<cell", "<ipython-input")
+"""Code that somebody has typed, by what its functions are said to be of."""
 _STANDARD = tuple(
     path.rstrip(os.sep) + os.sep for name in ("stdlib", "platstdlib") if (path := sysconfig.get_path(name))
 )
@@ -56,7 +58,7 @@ def _library_of(path: str) -> str:
     for folder in filter(None, map(str, sys.path)):  # of PYTHONPATH, too
         if path.startswith(folder + os.sep) and _is_for_packages(folder):
             return path[len(folder) + 1 :].partition(os.sep)[0].removesuffix(".py")
-    return PYTHON if path.startswith("<") and path != "<stdin>" else ""
+    return PYTHON if path.startswith("<") and not path.startswith(_TYPED) else ""
 
 
 @cache

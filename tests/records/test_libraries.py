@@ -22,3 +22,9 @@ def test_packages_that_are_installed_beside_the_program_leave_it_the_program(tmp
     monkeypatch.setitem(sys.modules, "__main__", script)
     monkeypatch.syspath_prepend(str(tmp_path))
     assert library_of(str(tmp_path / "data.py")) == ""
+
+
+def test_cells_of_a_notebook_are_the_program_and_generated_code_is_not():
+    assert [library_of(name) for name in ("<cell 3>", "<ipython-input-3-a1>", "<stdin>", "<string>")] == [
+        "", "", "", "python",
+    ]  # fmt: skip
