@@ -25,6 +25,9 @@ SYNCHRONISES = re.compile(
 """Runtime calls that may block the host until the device is done."""
 COPIES = re.compile(r"^(cuda|cu|hip)Memcpy")
 """Runtime calls that start a copy. Of pageable memory they return when it is done, whatever their name."""
+RETURNS_AT_ONCE = re.compile(r"DtoD|PtoP|P2P|Device_?to_?Device|Pinned", re.IGNORECASE)
+"""Copies, by the names that profilers give them, whose call does not wait for them: within devices, and of
+pinned memory. That it ends behind one says that the device had nothing else to do."""
 LOADER = re.compile(
     r"data_?load|load_?(batch|data)|next_?batch|batch_?feed|wait_for_batch|aorta\.data", re.IGNORECASE
 )
@@ -134,6 +137,11 @@ def may_wait(name: str) -> bool:
     return (SYNCHRONISES.match(name) or COPIES.match(name)) is not None
 
 
+def may_be_awaited(copy: str) -> bool:
+    """True of copies whose call may wait for them: of the host's pageable memory."""
+    return RETURNS_AT_ONCE.search(copy) is None
+
+
 def host_side(
     shown: AbstractSet[HostKind],
     noted: Iterable[tuple[HostKind, HostEvent]],
@@ -146,8 +154,8 @@ def host_side(
     """What the host did on the threads of the training loop, and on those that run backward passes.
 
     shown: kinds that the trace could hold. noted: ranges and functions that have another kind than backward.
-    calls: of the runtime. copied_ns: when half of a copy was done, by correlation: its call had returned
-    then, or waited. launch_ns: launches of device work by thread. main: threads of the loop; empty: those
+    calls: of the runtime. copied_ns: when half of a copy that may be awaited was done, by correlation: its
+    call had returned then, or waited. launch_ns: launches of device work by thread. main: threads of the loop; empty: those
     that launch.
     """
     main = main or launch_ns.keys()

@@ -45,6 +45,7 @@ from aorta.traces.host_spans import (
     host_side,
     kind_of_function,
     kinds_of_ranges,
+    may_be_awaited,
     may_wait,
 )
 from aorta.traces.kineto_file import (
@@ -242,12 +243,12 @@ def _host_side(
 def _half_copied_ns(
     copies: list[KinetoEvent], calls: list[KinetoEvent], location: str
 ) -> dict[int | str | None, int]:
-    """When half of the copies of these calls was done, by correlation."""
+    """When half of the copies of these calls was done, by correlation; of those that may be awaited."""
     correlations = {e.args.correlation for e in calls if e.args is not None}
     rows = [
         (e.args.correlation, e.ts + (e.dur or 0) / 2)
         for e in copies
-        if e.args is not None and e.args.correlation in correlations
+        if e.args is not None and e.args.correlation in correlations and may_be_awaited(e.name)
     ]
     half_ns = nanoseconds([half_us for _, half_us in rows], location).tolist()
     return {correlation: ns for (correlation, _), ns in zip(rows, half_ns, strict=True)}

@@ -28,7 +28,7 @@ from aorta.traces.host_calls import (
     link,
     step_marks,
 )
-from aorta.traces.host_spans import HostEvent
+from aorta.traces.host_spans import HostEvent, may_be_awaited
 from aorta.traces.model import RankTrace, known_rank, listed_names, rank_in_name
 
 KERNEL, COPY, MEMSET = (f"CUPTI_ACTIVITY_KIND_{kind}" for kind in ("KERNEL", "MEMCPY", "MEMSET"))
@@ -129,7 +129,8 @@ def _activities(database: Database, process: int | None) -> tuple[Activities, in
     base_ns = _base_ns(database, notes)
     end_ns = nanoseconds([integer(row[3]) for row in rows], location)
     category = np.array([int(row[0]) for row in rows], dtype=np.int8)
-    copies = np.flatnonzero(category == Category.COPY)
+    is_awaited = np.array([may_be_awaited(text) for text in names], bool)
+    copies = np.flatnonzero((category == Category.COPY) & is_awaited[name])
     copied, half_ns = [correlation[i] for i in copies.tolist()], (start_ns + (end_ns - start_ns) // 2)[copies]
     return (
         Activities(

@@ -36,7 +36,7 @@ from aorta.traces.host_calls import (
     link,
     step_marks,
 )
-from aorta.traces.host_spans import HostEvent
+from aorta.traces.host_spans import HostEvent, may_be_awaited
 from aorta.traces.model import LeftOut, RankTrace, known_rank, rank_in_name
 
 BOOT_CLOCK = "times are those of the machine's boot clock, not of the Unix clock"
@@ -85,7 +85,9 @@ def trace_of_columns(
     rank is told by the best evidence: the communicator's, the file's name, the caller's assumption.
     """
     category = np.array(columns.category, dtype=np.int8)
-    is_copy = np.flatnonzero(category == Category.COPY)
+    names, name = indexed(columns.name)
+    is_awaited = np.array([may_be_awaited(text) for text in names], bool)
+    is_copy = np.flatnonzero((category == Category.COPY) & is_awaited[name])
     half_ns = (columns.start_ns + (columns.end_ns - columns.start_ns) // 2)[is_copy]
     copied = [columns.correlation[i] for i in is_copy.tolist()]
     markers = [HostEvent(*call[:4]) for call in columns.calls if "MARKER" in call.domain]
@@ -100,7 +102,6 @@ def trace_of_columns(
     except OverflowError as error:
         raise TraceError(f"{location} has numbers that no tool writes: {error}") from error
     collectives = CollectiveCalls([call for call in columns.calls if "RCCL" in call.domain])
-    names, name = indexed(columns.name)
     labels = [queue if of is None else of for of, queue in zip(columns.stream, columns.queue, strict=True)]
     streams, stream = stream_labels(columns.device, labels)
     work = Activities(

@@ -33,8 +33,8 @@ def call(ts, dur, name, correlation=0, tid=1):
     return launch(ts, correlation, tid, name=name) | {"dur": dur}
 
 
-def copy(ts, dur, correlation):
-    return kernel(ts, dur, correlation, name="Memcpy DtoH", cat="gpu_memcpy")
+def copy(ts, dur, correlation, name="Memcpy DtoH"):
+    return kernel(ts, dur, correlation, name=name, cat="gpu_memcpy")
 
 
 STEP = mark(0, 1000, "ProfilerStep#0")
@@ -135,6 +135,23 @@ def test_a_wait_below_20_us_is_none():
 def test_a_copy_that_returns_when_it_is_done_waits(name, returned, expected):
     """The copy runs from 760 to 790."""
     events = [STEP, *WORK, call(700, returned - 700, name, 3), copy(760, 30, 3)]
+    assert spans_us(*events, kind="synchronisation") == expected
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("Memcpy DtoH (Device -> Pageable)", [(700, 740)]),
+        ("Memcpy HtoD (Host -> Device)", [(700, 740)]),
+        ("Memcpy DtoD (Device -> Device)", []),
+        ("Memcpy PtoP (Device -> Device)", []),
+        ("Memcpy HtoD (Pinned -> Device)", []),
+        ("MEMORY_COPY_DEVICE_TO_DEVICE", []),
+    ],
+)
+def test_a_copy_within_devices_or_of_pinned_memory_is_not_awaited(name, expected):
+    """On an idle device a short one is over, 735 to 738, before the call that launches it is."""
+    events = [STEP, *WORK, call(700, 40, "cudaMemcpyAsync", 3), copy(735, 3, 3, name)]
     assert spans_us(*events, kind="synchronisation") == expected
 
 

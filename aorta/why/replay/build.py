@@ -12,7 +12,7 @@ from aorta.timeline.arrays import Ints
 from aorta.timeline.collective import POINT_TO_POINT
 from aorta.timeline.matching import RankCalls
 from aorta.timeline.waits import RankView
-from aorta.traces.host_spans import is_data_loading
+from aorta.traces.host_spans import is_data_loading, may_be_awaited
 from aorta.why.replay.activity import CallKind, RankActivity, StepAnnotation, WorkKind
 from aorta.why.replay.graph import (
     ArcKind,
@@ -601,7 +601,7 @@ def _blocking_copies(activity: RankActivity) -> dict[int, set[int]]:
     copies: dict[int, set[int]] = {}
     for i in np.flatnonzero(work.kind == WorkKind.COPY).tolist():
         call = int(work.call[i])
-        if call < 0 or "emcpy" not in calls.name[call]:
+        if call < 0 or "emcpy" not in calls.name[call] or not may_be_awaited(work.name[i]):
             continue
         duration_ns = int(calls.end_ns[call] - calls.start_ns[call])
         if (
