@@ -230,6 +230,8 @@ class Run(msgspec.Struct, frozen=True):
     """CommEvidence.possible_ms (aorta.account.load.evidence)."""
     updates: bool = False
     """Whether a trace has kernels of an optimizer."""
+    libraries: frozenset[str] = frozenset()
+    """What runs the program of a trace, as its ranges tell: ddp, server."""
     host_parts: Mapping[str, Floats] = msgspec.field(default_factory=dict)
     """[rank, step]: columns of account/load/rank/host.py; empty where records do not tell."""
     stacks: Callable[[int], Stacks] | None = None

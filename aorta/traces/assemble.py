@@ -186,6 +186,7 @@ def assemble(
         untimed=untimed,
         host_spans=_host_spans(work, timeline),
         host_not_shown=work.host.not_shown,
+        libraries=frozenset(work.host.libraries),
     )
 
 

@@ -19,11 +19,13 @@ from aorta.timeline.types import STEP_ANNOTATION
 from aorta.traces.assemble import UNLINKED, CollectiveInfo, StepMark
 from aorta.traces.host_spans import (
     NOTED_WAIT_NS,
+    SERVED,
     HostEvent,
     HostSide,
     Operators,
     host_side,
     kinds_of_ranges,
+    libraries_of,
     may_wait,
 )
 
@@ -36,8 +38,7 @@ RUNTIME = ("cu", "hip")
 OPERATOR = "aten::"
 """Start of the names of torch's operators."""
 ITERATION = re.compile(
-    r"(?:execute_(?:model$|(?:context_|new_)?\d)|step\[|(?:run|forward)_batch\b|gpu_model_runner: forward$"
-    r"|\[Executor\] _forward_step\b(?: (?P<executed>\d{1,18})\b)?"
+    rf"(?:{SERVED}|step\["
     r"|(?:(?:train|training|prefill|decode|inference)[ _-]?)?(?:step|iter|iteration)"
     r"(?:[ _#:=-]*(?P<step>\d{1,18}))?$)",
     re.IGNORECASE,
@@ -128,7 +129,7 @@ def host_of_calls(
     backward = [event for event in ranges if kinds.get(event.name) == "backward"]
     threads = distinct(links.thread[links.launch_ns != UNLINKED]).tolist()
     edges = np.array([(event.start_ns, event.end_ns) for event in backward], np.int64).reshape(-1, 2)
-    return host_side(
+    side = host_side(
         shown,
         ((kind, e) for e in ranges if (kind := kinds.get(e.name)) is not None and kind != "backward"),
         (
@@ -141,6 +142,7 @@ def host_of_calls(
         Operators(edges[:, 0], edges[:, 1], {event.thread for event in backward}),
         {event.thread for event in ranges if STEP_NAME.match(event.name)},
     )
+    return side._replace(libraries=libraries_of(event.name for event in ranges))
 
 
 def step_marks(annotations: Iterable[tuple[str, int, int, int]]) -> list[StepMark]:

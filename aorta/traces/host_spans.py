@@ -38,6 +38,16 @@ EVALUATE = "autograd::engine::evaluate_function"
 GRADIENT = re.compile(r"AccumulateGrad$|Backward\d*$")
 """The operators in them: all that versions of torch before 1.13 name."""
 COLLECTION = "Python GC"
+SERVED = (
+    r"execute_(?:model$|(?:context_|new_)?\d)|step\[[a-z]|(?:run|forward)_batch\b|gpu_model_runner: forward$"
+    r"|\[Executor\] _forward_step\b(?: (?P<executed>\d{1,18})\b)?"
+)
+"""Annotations around one iteration of vLLM, SGLang and TensorRT-LLM."""
+LIBRARIES: Mapping[str, re.Pattern[str]] = {
+    "ddp": re.compile(r"DistributedDataParallel\.forward$|torch\.distributed\.ddp\.reducer::"),
+    "server": re.compile(rf"{SERVED}|(?:vllm|sgl_kernel|trtllm)::", re.IGNORECASE),
+}
+"""What runs the program, by how names of its ranges and operators begin."""
 SAVE = re.compile(
     r"(^|/)torch/(serialization\.py\(\d+\): save"
     r"|distributed/checkpoint/state_dict_saver\.py\(\d+\): (async_)?save)$"
@@ -94,6 +104,8 @@ class HostSide(NamedTuple):
     notes: Sequence[HostNote] = ()
     shown: AbstractSet[HostKind] = frozenset()
     """Kinds that would be among the notes, had they been."""
+    libraries: AbstractSet[str] = frozenset()
+    """Those of LIBRARIES that ranges name."""
 
     @property
     def not_shown(self) -> dict[HostKind, str]:
@@ -123,6 +135,17 @@ def kinds_of_ranges(names: AbstractSet[str]) -> dict[str, HostKind]:
     if any(name.startswith(EVALUATE) for name in names):
         return {name: kind for name, kind in kinds.items() if kind != "backward" or name.startswith(EVALUATE)}
     return kinds
+
+
+@lru_cache(4096)
+def library_of_range(name: str) -> str | None:
+    """The library of an operator or annotation, one of LIBRARIES; None of most."""
+    return next((library for library, pattern in LIBRARIES.items() if pattern.match(name)), None)
+
+
+def libraries_of(names: Iterable[str]) -> frozenset[str]:
+    """The libraries that names of ranges tell."""
+    return frozenset(filter(None, map(library_of_range, names)))
 
 
 def kind_of_function(name: str) -> HostKind | None:

@@ -45,6 +45,8 @@ from aorta.traces.host_spans import (
     host_side,
     kind_of_function,
     kinds_of_ranges,
+    libraries_of,
+    library_of_range,
     may_be_awaited,
     may_wait,
 )
@@ -199,7 +201,9 @@ def _ranges_in_use(
     annotations, operators = by_category["user_annotation"], by_category["cpu_op"]
     names = {e.name for e in operators} | {e.name for e in annotations}  # few of 1e5 events
     kinds = kinds_of_ranges(names)
-    used = kinds.keys() | {name for name in names if name.startswith(_SPECIAL) or is_mark(name)}
+    used = kinds.keys() | {
+        name for name in names if name.startswith(_SPECIAL) or is_mark(name) or library_of_range(name)
+    }
     return [e for events in (annotations, operators) for e in events if e.name in used], kinds
 
 
@@ -226,7 +230,7 @@ def _host_side(
     kind_of = kinds | of_functions
     least_us = NOTED_WAIT_NS / 1000
     waits = [e for e in calls if e.dur is not None and e.dur >= least_us and may_wait(e.name)]
-    return host_side(
+    side = host_side(
         shown,
         zip([kind_of[e.name] for e in noted], _host_events(noted, location), strict=True),
         _host_events(waits, location),
@@ -238,6 +242,7 @@ def _host_side(
         ),
         {_thread(e.pid, e.tid) for e in ranges if STEP_NAME.match(e.name)},
     )
+    return side._replace(libraries=libraries_of({e.name for e in ranges}))
 
 
 def _half_copied_ns(

@@ -125,6 +125,8 @@ class RankTrace:
     """What the host did, in order of starts; same origin as timeline."""
     host_not_shown: dict[HostKind, str] = field(default_factory=dict)
     """Kinds that would not be among host_spans had the host done them, and why."""
+    libraries: frozenset[str] = frozenset()
+    """What runs the program, by its ranges (aorta.traces.host_spans.LIBRARIES)."""
 
     @property
     def source(self) -> Source:

@@ -568,12 +568,12 @@ STACKS = (*LIBRARIES, "on_device", *PROGRAM)
 
 
 def stack_of(run: Run) -> frozenset[str]:
-    names = {"any"}
+    names = {"any", *run.libraries}
     modules = _modules(run)
     ops = {name.partition(".")[2] for name in run.metrics if name.startswith("count.")}
     if any(name.startswith(("bucket ", "DistributedDataParallel")) for name in modules):
         names.add("ddp")
-    elif {"all_gather", "reduce_scatter"} <= ops and "units" not in noted_program(run.noted):
+    elif "ddp" not in names and {"all_gather", "reduce_scatter"} <= ops and "units" not in noted_program(run.noted):
         names.add("fsdp2")  # where nobody looked for units
     if run.source in TRACE_SOURCES and run.host_parts and not _trains(run):
         names.add("inference")

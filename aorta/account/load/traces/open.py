@@ -85,6 +85,7 @@ def load_traces(
         run,
         possible_comm_ms={name: ms / len(summaries) for name, ms in possible.most_common()},
         updates=any(summary.updates for summary in summaries),
+        libraries=frozenset().union(*(summary.libraries for summary in summaries)),
         kernels=partial(kernels_of, source, reading),
         inventories=[*map_ranks(inventory, source, jobs=jobs)] if reading.operators else [],
     )

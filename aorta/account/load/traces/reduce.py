@@ -47,7 +47,8 @@ class RankSummary:
     """As in RankTrace."""
     possible_comm_ms: dict[str, float]
     updates: bool
-    """Both as in Run."""
+    libraries: frozenset[str]
+    """All three as in Run."""
 
 
 def reduce_ranks(
@@ -99,6 +100,7 @@ def reduce_rank(
         untimed=trace.untimed,
         possible_comm_ms=possible_comm_ms(trace),
         updates=any(kernel_class(name) == "optimizer" for name in trace.timeline.names),
+        libraries=trace.libraries,
     )
 
 
