@@ -559,7 +559,7 @@ def _number(row: Mapping[str, Any], name: str) -> float:
 # -- libraries -----------------------------------------------------------------------------------------------
 
 
-LIBRARIES = ("fsdp2", "fsdp1", "ddp", "gloo", "compile", "pipeline", "inference", "any")
+LIBRARIES = ("fsdp2", "fsdp1", "ddp", "gloo", "compile", "pipeline", "inference", "server", "any")
 COMPILED = re.compile(r"triton_(poi|red|per|tem|for)_")
 """Kernels that inductor generates; a program's own Triton kernels have other names."""
 FUSED_KERNELS = re.compile(r"Fused(Adam|Adagrad|Sgd|SGD|Optimizer)|multi_tensor_adam")
@@ -592,8 +592,9 @@ def stack_of(run: Run) -> frozenset[str]:
 
 
 def _trains(judged: Run) -> bool:
-    """Whether a trace that shows its host has a backward pass or an update, there or as kernels."""
-    return judged.updates or any(
+    """Whether a trace that shows its host has a backward pass or an update, there or as kernels: these may be
+    named like copies of lists of tensors, which servers make as well."""
+    return (judged.updates and "server" not in judged.libraries) or any(
         judged.mean_of_host(f"host.{kind}{where}")
         for kind in ("backward", "optimizer")
         for where in ("", ".after")

@@ -7,6 +7,7 @@ from click.testing import CliRunner
 
 from aorta.cli.why import why_command
 from aorta.errors import AortaError
+from aorta.traces.host_spans import library_of_range
 from aorta.why.causes.text import of_trace
 from tests.larger_data import FOLDER, needs_data
 from tests.why.replay.by_hand import COMM, COMPUTE, HandTrace
@@ -145,4 +146,54 @@ def test_advice_for_a_trace_of_inference_is_none_for_training():
     causes = answer_of(FOREIGN / "b200_vllm_eager_rank0of8_kineto.json.gz")["causes"]
     changes = " ".join(cause["change"] for cause in causes)
     assert not any(word in changes for word in ("loss", "accumulation", "clip_grad", "optimizer"))
-    assert "asynchronous scheduling" in changes
+    assert "eager mode off in the server" in changes
+
+
+@needs_data(FOREIGN)
+def test_a_server_that_only_copies_lists_of_tensors_trains_nothing():
+    """Of one decoding step, with kernels of _foreach_copy_, which are named like an optimizer's."""
+    (first,) = answer_of(FOREIGN / "mi300x_sglang_decode_kineto.json.gz")["causes"]
+    assert "asynchronous scheduling" in first["change"]
+    assert "clip_grad" not in first["change"]
+
+
+@needs_data(FOREIGN)
+def test_a_forward_pass_of_a_program_of_ones_own_is_no_servers():
+    (first,) = answer_of(FOREIGN / "h100_qwen_kineto.json.gz")["causes"]
+    assert first["change"].startswith("torch.compile(model, mode='reduce-overhead')")
+
+
+@pytest.mark.parametrize(
+    ("scope", "part_of_change"),
+    [("DistributedDataParallel.forward", "a bf16 communication hook"), ("forward", "async_op=True")],
+)
+def test_the_ranges_of_a_trace_tell_who_reduces_its_gradients(scope, part_of_change, tmp_path):
+    trace = HandTrace(0, world=2)
+    trace.scope(scope, 0.0, 20.0, "cpu_op")
+    trace.kernel("gemm", 10.0, 100.0)
+    trace.wait(COMM, trace.record(), COMPUTE)
+    trace.collective("all_reduce", 112.0, 300.0)
+    trace.wait(COMPUTE, trace.record(), COMM)
+    trace.kernel("multi_tensor_apply_kernel", 414.0, 100.0)
+    trace.step(0, -1.0, trace.host)
+    first = answer_of(trace.write(tmp_path))["causes"][0]
+    assert first["subject"] == "exposed communication: all_reduce"
+    assert part_of_change in first["change"]
+
+
+@pytest.mark.parametrize(
+    ("name", "library"),
+    [
+        ("DistributedDataParallel.forward", "ddp"),
+        ("torch.distributed.ddp.reducer::search_unused_parameters", "ddp"),
+        ("execute_context_1(888_788544)_generation_0(0)", "server"),
+        ("step[DECODE bs=32]", "server"),
+        ("[Executor] _forward_step 7: 1 ctx reqs", "server"),
+        ("vllm::moe_forward", "server"),
+        ("step[7]", None),
+        ("step 7", None),
+        ("ProfilerStep#7", None),
+    ],
+)
+def test_names_of_ranges_tell_what_runs_the_program(name, library):
+    assert library_of_range(name) == library
