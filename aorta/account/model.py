@@ -232,6 +232,8 @@ class Run(msgspec.Struct, frozen=True):
     """Whether a trace has kernels of an optimizer."""
     libraries: frozenset[str] = frozenset()
     """What runs the program of a trace, as its ranges tell: ddp, server."""
+    optimizers: tuple[str, ...] = ()
+    """Of a trace, the one in which its hosts are longest first."""
     host_parts: Mapping[str, Floats] = msgspec.field(default_factory=dict)
     """[rank, step]: columns of account/load/rank/host.py; empty where records do not tell."""
     stacks: Callable[[int], Stacks] | None = None

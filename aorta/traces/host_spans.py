@@ -178,8 +178,8 @@ def host_side(
 
     shown: kinds that the trace could hold. noted: ranges and functions that have another kind than backward.
     calls: of the runtime. copied_ns: when half of a copy that may be awaited was done, by correlation: its
-    call had returned then, or waited. launch_ns: launches of device work by thread. main: threads of the loop; empty: those
-    that launch.
+    call had returned then, or waited. launch_ns: launches of device work by thread. main: threads of the
+    loop; empty: those that launch.
     """
     main = main or launch_ns.keys()
     found = list(noted)

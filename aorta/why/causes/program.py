@@ -247,7 +247,8 @@ def program_of(run: RunRecord) -> tuple[frozenset[str], dict[str, str]]:
         has_fused = UNFUSED if "fsdp2" in names else FUSED
         names |= {"never_fused"} if is_torchs and optimizer.get("kind") not in has_fused else set()
         names |= {"takes_sparse"} if optimizer.get("kind") in TAKE_SPARSE else set()
-        facts |= _site("optimizer", optimizer) | {"optimizer": str(optimizer.get("kind"))}
+        facts |= _site("optimizer", optimizer)
+        facts |= _of_optimizer(str(optimizer.get("kind")), optimizer.get("site"))
         facts |= _plain(optimizer, all_rows, run)
     modes = noted_modes(run)
     if modes.get("anomaly_detection"):
@@ -257,6 +258,20 @@ def program_of(run: RunRecord) -> tuple[frozenset[str], dict[str, str]]:
     _crowd(modes, loader, run, names, facts)
     names |= {name for name in ("cuda_graphs", "comm_hook") if modes.get(name)}
     return frozenset(names), facts
+
+
+def _of_optimizer(kind: str, site: object = None) -> dict[str, str]:
+    return {"optimizer": kind, "at_optimizer": f" at {site}" if site else ""}
+
+
+def traced_optimizer(run: Run) -> tuple[frozenset[str], dict[str, str]]:
+    """Names of PROGRAM and facts of the optimizer that takes longest in a trace, which has no arguments."""
+    if not run.optimizers:
+        return frozenset(), {}
+    kind = run.optimizers[0]
+    names = set() if kind in TORCH_OPTIMIZERS else {"optimizer_of_another"}
+    names |= set() if kind in FUSED else {"never_fused"}
+    return frozenset(names), _of_optimizer(kind)
 
 
 def _plain(optimizer: Mapping[str, Any], rows: Sequence[Mapping[str, Any]], run: RunRecord) -> dict[str, str]:
@@ -573,7 +588,8 @@ def stack_of(run: Run) -> frozenset[str]:
     ops = {name.partition(".")[2] for name in run.metrics if name.startswith("count.")}
     if any(name.startswith(("bucket ", "DistributedDataParallel")) for name in modules):
         names.add("ddp")
-    elif "ddp" not in names and {"all_gather", "reduce_scatter"} <= ops and "units" not in noted_program(run.noted):
+    gathers = {"all_gather", "reduce_scatter"} <= ops
+    if gathers and "ddp" not in names and "units" not in noted_program(run.noted):
         names.add("fsdp2")  # where nobody looked for units
     if run.source in TRACE_SOURCES and run.host_parts and not _trains(run):
         names.add("inference")
@@ -583,7 +599,8 @@ def stack_of(run: Run) -> frozenset[str]:
         names.add("expandable")
     if (run.noted.layout or {}).get("compile"):
         names.add("compile")
-    names |= program_of(run.noted)[0] | told_by_kernels(operations(run.metrics, NAME_TIME))
+    names |= program_of(run.noted)[0] | traced_optimizer(run)[0]
+    names |= told_by_kernels(operations(run.metrics, NAME_TIME))
     if run.source == "host":  # there torch takes one tensor at a time unless it is asked for more
         names = names - {"foreach_off"} | {"gloo"}
     else:

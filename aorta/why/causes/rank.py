@@ -68,6 +68,7 @@ from aorta.why.causes.program import (
     settings_text,
     stack_of,
     threads_variable,
+    traced_optimizer,
     without_in_force,
     workers_of,
 )
@@ -816,6 +817,7 @@ def cause_of(
     if needs_line and not finding.takes and line and is_a_wait(line.calls) and is_device_busy(judged):
         return None  # slow by their lengths alone: the host was ahead, and lets the device catch up
     facts = fact_texts(finding, judged, account, path) | program_of(judged.noted)[1]
+    facts |= traced_optimizer(judged)[1]
     waited_ms = value.each_ms if finding.kind == "data_loading" else 0.0
     rest_ms = step - waited_ms if waited_ms else 0.0
     of_workers = workers_of(judged.noted, account.share("core_taken"), waited_ms, cores_had(judged), rest_ms)

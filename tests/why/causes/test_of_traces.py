@@ -197,3 +197,26 @@ def test_the_ranges_of_a_trace_tell_who_reduces_its_gradients(scope, part_of_cha
 )
 def test_names_of_ranges_tell_what_runs_the_program(name, library):
     assert library_of_range(name) == library
+
+
+@pytest.mark.parametrize(
+    ("kind", "part_of_change"),
+    [
+        ("Shampoo", "Shampoo is none of torch.optim"),
+        ("RMSprop", "RMSprop has no fused form here"),
+        ("AdamW", "fused=True where the optimizer has it"),
+    ],
+)
+def test_an_optimizer_that_a_trace_names_is_not_told_what_it_does_not_have(kind, part_of_change, tmp_path):
+    """The device idles for 600 us of 1000, in all of which the host is in the optimizer."""
+    trace = HandTrace()
+    trace.scope("aten::mm", 0.0, 6.0, "cpu_op")
+    trace.kernel("gemm", 10.0, 190.0)
+    trace.scope(f"Optimizer.step#{kind}.step", 150.0, 900.0)
+    trace.think(784.0)
+    trace.kernel("multi_tensor_apply_kernel", 800.0, 200.0)
+    trace.step(0, -1.0, 999.0)
+    (first,) = answer_of(trace.write(tmp_path))["causes"]
+    assert first["kind"] == "optimizer"
+    assert first["change"].startswith(part_of_change)
+    assert kind == "AdamW" or "fused=True" not in first["change"]

@@ -80,12 +80,14 @@ def load_traces(
     possible = Counter[str]()
     for summary in summaries:
         possible.update(summary.possible_comm_ms)
+    optimizer_ns = sum((summary.optimizer_ns for summary in summaries), Counter[str]())
     inventory = partial(rank_inventory, reading=reading)
     run = msgspec.structs.replace(
         run,
         possible_comm_ms={name: ms / len(summaries) for name, ms in possible.most_common()},
         updates=any(summary.updates for summary in summaries),
         libraries=frozenset().union(*(summary.libraries for summary in summaries)),
+        optimizers=tuple(name for name, _ in optimizer_ns.most_common()),
         kernels=partial(kernels_of, source, reading),
         inventories=[*map_ranks(inventory, source, jobs=jobs)] if reading.operators else [],
     )

@@ -1,5 +1,6 @@
 """Reduces the trace of one rank to its numbers, one trace at a time."""
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import partial
@@ -19,7 +20,7 @@ from aorta.timeline.overlap import total
 from aorta.timeline.types import Kind, Total
 from aorta.timeline.types import Source as RecordSource
 from aorta.traces.classify import kernel_class
-from aorta.traces.model import rank_calls
+from aorta.traces.model import NS_PER_MS, RankTrace, rank_calls
 from aorta.traces.quality import Finding, RankFacts, facts, truncated, verdict
 from aorta.traces.sources import Source, map_ranks
 from aorta.traces.steps import Reading
@@ -49,6 +50,8 @@ class RankSummary:
     updates: bool
     libraries: frozenset[str]
     """All three as in Run."""
+    optimizer_ns: Counter[str]
+    """By name, how long the host is in it."""
 
 
 def reduce_ranks(
@@ -101,7 +104,16 @@ def reduce_rank(
         possible_comm_ms=possible_comm_ms(trace),
         updates=any(kernel_class(name) == "optimizer" for name in trace.timeline.names),
         libraries=trace.libraries,
+        optimizer_ns=_optimizer_ns(trace),
     )
+
+
+def _optimizer_ns(trace: RankTrace) -> Counter[str]:
+    ns = Counter[str]()
+    for span in trace.host_spans:
+        if span.kind == "optimizer" and span.where:
+            ns[span.where] += round(NS_PER_MS * (span.end_ms - span.start_ms))
+    return ns
 
 
 def records_of(
