@@ -38,6 +38,9 @@ MOST_ENCLOSED = 3
 runs in order."""
 UNTIMED_SHARE = 0.01
 """Share of the kernels of a kind above which, if these are untimed, sums over that kind are not known."""
+REST_SHARE = 0.1
+"""Of the usual step, below which one that launches nothing is none: the profiler opens one behind each step,
+also behind the last."""
 NO_LAUNCHES = (
     "no call of the host ties device work to steps: steps are the host's own windows, and work that runs"
     " behind the host counts for the step in which it runs"
@@ -161,6 +164,7 @@ def assemble(
         raise TraceError(f"{location} holds no GPU activity with a duration")
     _check_times(work, location)
     marks = _distinct(sorted(work.marks, key=lambda mark: mark.start_ns), work.notes)
+    marks = _without_rests(work, marks)
     if marks and not (work.launch_ns != UNLINKED).any():
         work.notes.append(NO_LAUNCHES)
     is_comm, ops, op = _classify(work, classifier)
@@ -301,6 +305,20 @@ def _distinct(marks: list[StepMark], notes: list[str]) -> list[StepMark]:
     if num_apart:
         notes.append(LeftOut(f"steps that are marked again later in the trace, left out: {num_apart}"))
     return list(first.values())
+
+
+def _without_rests(work: Activities, marks: list[StepMark]) -> list[StepMark]:
+    """Without what is marked as a step, launches nothing and is over at once."""
+    if not marks:
+        return marks
+    launches = np.bincount(_steps_of(work, marks) + 1, minlength=len(marks) + 1)[1:] > 0
+    lengths_ns = np.array([mark.end_ns - mark.start_ns for mark in marks])
+    usual_ns = float(np.median(lengths_ns[launches])) if launches.any() else 0.0
+    is_rest = ~launches & (lengths_ns < REST_SHARE * usual_ns)
+    if is_rest.any():
+        num = int(is_rest.sum())
+        work.notes.append(LeftOut(f"steps that launch nothing and are over at once, left out: {num}"))
+    return [mark for mark, rest in zip(marks, is_rest.tolist(), strict=True) if not rest]
 
 
 def _classify(work: Activities, classifier: Classifier) -> tuple[Flags, tuple[str, ...], NDArray[np.int32]]:

@@ -92,6 +92,24 @@ def test_aortas_own_annotations_are_preferred():
     assert [s.step for s in trace.steps] == [1007, 1008]
 
 
+@pytest.mark.parametrize(
+    ("last_us", "steps"),
+    [
+        pytest.param(9, [0, 1], id="a-rest-behind-the-last-step"),
+        pytest.param(11, [0, 1, 2], id="a-step-of-the-host-alone"),
+    ],
+)
+def test_a_step_that_launches_nothing_and_is_over_at_once_is_none(last_us, steps):
+    """Steps of 100 us: below a tenth of that one has to launch something."""
+    trace = parse(
+        mark(0, 100, "ProfilerStep#0"), launch(10, 1), kernel(20, 30, 1),
+        mark(100, 100, "ProfilerStep#1"), launch(110, 2), kernel(120, 30, 2),
+        mark(200, last_us, "ProfilerStep#2"),
+    )  # fmt: skip
+    assert [step.step for step in trace.steps] == steps
+    assert any("over at once" in note for note in trace.quality.notes) == (steps == [0, 1])
+
+
 def test_launches_of_another_process_belong_to_no_step():
     trace = parse(mark(0, 100, "ProfilerStep#0"), launch(10, 1, pid=200), kernel(20, 5, 1))
     assert len(trace.steps[0]) == 0

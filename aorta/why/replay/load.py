@@ -131,7 +131,8 @@ def read_activity(
         if e.args is not None and e.args.correlation is not None
     ]
     annotations = by_category["user_annotation"]
-    marks = _marks(annotations + by_category["cpu_op"], source)
+    known = {line.step for line in trace.steps}
+    marks = [mark for mark in _marks(annotations + by_category["cpu_op"], source) if mark.step in known]
     notes = []
     if not len(calls):
         notes.append("no host calls: the graph holds device work alone, in the order of its streams")

@@ -220,3 +220,12 @@ def test_an_optimizer_that_a_trace_names_is_not_told_what_it_does_not_have(kind,
     assert first["kind"] == "optimizer"
     assert first["change"].startswith(part_of_change)
     assert kind == "AdamW" or "fused=True" not in first["change"]
+
+
+def test_the_path_is_of_no_step_that_launches_nothing(tmp_path):
+    trace = HandTrace()
+    trace.kernel("gemm", 10.0, 190.0)
+    trace.step(0, -1.0, 200.0)
+    trace.step(1, 200.0, 201.0)
+    answer = answer_of(trace.write(tmp_path))
+    assert (answer["num_steps"], answer["replayed_step"]) == (1, 0)
