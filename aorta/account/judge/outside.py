@@ -16,7 +16,7 @@ OUTSIDE_WORDS = {
     "warm_up": "in warm-up steps",
     "between": "in gaps between steps (an evaluation, a restart)",
     "after": "after the last step",
-    "unmarked": "in no step that the trace marks",
+    "unmarked": "before the device reaches the first step or behind the last",
 }
 
 

@@ -1,5 +1,6 @@
 """Builds the dependency graph of traced steps from the activity of all ranks."""
 
+import math
 import re
 from bisect import bisect_left, bisect_right
 from collections import defaultdict
@@ -69,6 +70,8 @@ class _Rank:
         self.filled = _Filled()
         self.host_steps: list[tuple[int, int]] = []
         """HOST_STEP nodes: number of the step, node."""
+        self.begins_ns = -math.inf
+        """When the first work runs that was launched in the trace."""
 
 
 class _Filled:
@@ -272,6 +275,9 @@ class _Builder:
         activity, nodes = rank.activity, self.nodes
         work = activity.work
         launch_ns, stream_ns, event_ns = _typical(activity, rank.dependencies)
+        linked = np.flatnonzero(work.call >= 0)
+        if len(linked):
+            rank.begins_ns = nodes.start_ns[rank.node_of_work[int(linked[0])]]
         last: dict[str, int] = {}
         for i, (node, call) in enumerate(zip(rank.node_of_work, work.call.tolist(), strict=True)):
             incoming: list[tuple[int, float, ArcKind]] = []
@@ -305,7 +311,7 @@ class _Builder:
         if delay > UNEXPLAINED_NS:
             if rank.filled.share(self.nodes.lane[node], start - delay, start) >= FILLED:
                 self.roomless[node] = delay
-            else:
+            elif self.nodes.start_ns[node] >= rank.begins_ns:  # earlier work had launches that no trace has
                 self.unexplained[node] = delay
         for (point, _, kind), lag in zip(incoming, lags, strict=True):
             self.arcs.add(point, 2 * node, lag + delay, kind)
@@ -470,12 +476,16 @@ class _Builder:
         """The STEP node for the beginning of a step on the host."""
         nodes, activity = self.nodes, rank.activity
         time = nodes.start_ns[host_step]
-        work, last = activity.work, None
+        work, last, launched = activity.work, None, -math.inf
         for i, node in enumerate(rank.node_of_work):
             if work.stream[i] != activity.compute_stream:
                 continue
             call = int(work.call[i])
-            launched = nodes.start_ns[rank.node_of_call[call]] if call >= 0 else nodes.start_ns[node]
+            # A stream runs in order of launch: work without one was launched after what ran before it.
+            if call >= 0:
+                launched = max(launched, nodes.start_ns[rank.node_of_call[call]])
+            elif not activity.has_host:
+                launched = nodes.start_ns[node]
             if launched < time:
                 last = node
         reached = max(time, nodes.end_ns[last]) if last is not None else time

@@ -134,7 +134,7 @@ def test_what_a_trace_holds_in_no_step_is_said(tmp_path):
     trace.write(tmp_path)
     text = " ".join(why(tmp_path).split())
     assert "Outside of the judged steps: 0.959 ms of the 1.18 ms that the trace covers: " in text
-    assert "in no step that the trace marks." in text
+    assert "before the device reaches the first step or behind the last." in text
 
 
 FOREIGN = FOLDER / "traces_foreign"
@@ -229,3 +229,16 @@ def test_the_path_is_of_no_step_that_launches_nothing(tmp_path):
     trace.step(1, 200.0, 201.0)
     answer = answer_of(trace.write(tmp_path))
     assert (answer["num_steps"], answer["replayed_step"]) == (1, 0)
+
+
+def test_a_step_is_as_long_on_the_path_as_in_the_account(tmp_path):
+    """A kernel that was launched before the trace runs until 500 us; the step goes on from 20 until 700."""
+    trace = HandTrace()
+    trace.kernel("gemm", 10.0, 490.0)
+    trace.events = [event for event in trace.events if event["cat"] == "kernel"]
+    trace.think(24.0)
+    trace.kernel("gemm", 500.0, 200.0)
+    trace.step(0, 20.0, 60.0)
+    answer = answer_of(trace.write(tmp_path))
+    assert answer["step_ms"] == pytest.approx(0.2)
+    assert answer["replayed_step_ms"] == pytest.approx(0.2)
