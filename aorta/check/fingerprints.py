@@ -26,15 +26,17 @@ MOST_ROWS = 1 << 16
 """Rows that are worked on at a time: they take 16 MiB, and more keep a device busy anyway. The next ones have
 the same signs again, or all of a set turned."""
 NUM_TURNS = 1 << 12
+ROW_SCALE, COLUMN_SCALE = 1 / (MOST_ROWS * NUM_TURNS), 1 / WIDTH
+"""Of the signs on a device, so that no sum of finite values overflows; powers of two change no digits."""
 
 
 class Prints(NamedTuple):
     """Fingerprints of tensors of one device, on it."""
 
     sums: Tensor
-    """[tensors, NUM_ROWS, NUM_COLUMNS]"""
+    """[tensors, NUM_ROWS, NUM_COLUMNS], times ROW_SCALE and COLUMN_SCALE: finite where all values are."""
     norms: Tensor
-    """Of the pieces of all tensors."""
+    """Of the pieces of all tensors; infinite where the square of one overflows."""
     tensor_of_norm: Sequence[int]
 
 
@@ -65,10 +67,11 @@ def fingerprints(tensors: Sequence[Tensor], num_parts: int = 1) -> Prints:
 
 
 def numbers(all_prints: Sequence[Prints]) -> list[Numbers]:
-    """[square of the norm, eight signed sums] of each tensor, in order; empty where one is not finite.
+    """[square of the norm, eight signed sums] of each tensor, in order; empty where a value is not finite.
 
     A sum of tensors of one shape has the sum of their signed sums. The mean square of the differences of two
-    tensors' signed sums is the square of the norm of their difference, to about a third.
+    tensors' signed sums is the square of the norm of their difference, to about a third. That of its own sums
+    stands for a square which float32 does not hold.
     """
     rows: dict[torch.device, list[Numbers]] = {}
     for device in {prints.sums.device for prints in all_prints}:
@@ -76,10 +79,14 @@ def numbers(all_prints: Sequence[Prints]) -> list[Numbers]:
         if device.type == "cuda":
             torch.cuda.synchronize(device)  # they were made on the program's streams
         sums = torch.cat([prints.sums for prints in own]).flatten(1).cpu().double().numpy()
+        sums /= ROW_SCALE * COLUMN_SCALE
         norms = torch.cat([prints.norms for prints in own]).cpu().double().numpy()
         firsts = np.cumsum([0, *(len(prints.sums) for prints in own)])
         places = [np.array(p.tensor_of_norm, np.int64) + first for p, first in zip(own, firsts, strict=False)]
         squares = np.bincount(np.concatenate(places), weights=norms * norms, minlength=len(sums))
+        with np.errstate(invalid="ignore"):  # of sums that are not finite
+            around = np.maximum(np.square(sums).mean(axis=1), np.finfo(np.float32).max)
+        squares = np.where(np.isfinite(squares), squares, around)
         rows[device] = np.concatenate((squares[:, None], sums), axis=1).tolist()
     left = {device: iter(of_device) for device, of_device in rows.items()}
     return [
@@ -187,4 +194,4 @@ def _signs(device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
         for shape in ((NUM_ROWS, MOST_ROWS), (NUM_TURNS, NUM_ROWS, 1), (WIDTH, NUM_COLUMNS))
     )
     turns[0] = 1.0
-    return signs.to(device), turns.to(device), columns.to(device)
+    return (signs * ROW_SCALE).to(device), turns.to(device), (columns * COLUMN_SCALE).to(device)

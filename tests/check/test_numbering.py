@@ -53,6 +53,19 @@ def test_a_tensor_with_a_nan_has_no_numbers():
     assert numbers([fingerprints([torch.tensor([1.0, math.nan]), torch.ones(2)])])[0] == []
 
 
+@pytest.mark.parametrize("sizes", [[4096], [70_000], [4_300_000], [100, 1000]])
+@pytest.mark.parametrize("value", [1e20, 3.4e38])
+def test_a_tensor_whose_values_are_finite_has_numbers_whatever_overflows_in_their_squares_and_sums(
+    sizes, value
+):
+    generator = torch.Generator().manual_seed(3)
+    tensors = [torch.rand(size, generator=generator).add_(1).mul_(value / 2) for size in sizes]
+    for tensor, found in zip(tensors, numbers([fingerprints(tensors)]), strict=True):
+        assert 0.3 < math.sqrt(found[0]) / tensor.double().norm() < 3
+    spoilt = [tensor.index_fill(0, torch.tensor([7]), math.inf) for tensor in tensors]
+    assert not any(numbers([fingerprints(spoilt)]))
+
+
 @pytest.mark.parametrize("size", [3 * 64 * 40, 3 * 1000])
 def test_parts_of_a_tensor_have_the_fingerprints_of_tensors(size):
     whole = torch.randn(size)
