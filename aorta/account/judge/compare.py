@@ -67,6 +67,9 @@ def compare(
     if of_pairs is not None:
         pairings = [told(reference, candidate, of_pairs) for told in (pairing_text, state_text)]
         states = states_text(reference, candidate, of_pairs, matters, spread) if main == MAIN else ""
+    assumed = None
+    if spread is None and len(reference.runs) == len(candidate.runs) == 1 and of_main and of_main.ratio:
+        assumed = float(of_main.ratio.spread)
     change = None if of_main is None else _change(of_main, rows.get(MAIN), work)
     parts = None if change is None else decompose(reference, candidate, work, change)
     if main in metrics and work is None and (rare := rare_text(reference, candidate, metrics[main], matters)):
@@ -87,7 +90,7 @@ def compare(
             *filter(None, [states]),
             *comparison_notes(reference, candidate, metrics, parts, main),
             *filter(None, pairings),
-            *method_notes(reference, candidate, metrics, len(judged), main),
+            *method_notes(reference, candidate, metrics, len(judged), main, assumed),
         ],
         main=main,
         work=work,

@@ -193,8 +193,12 @@ def method_notes(
     metrics: dict[str, MetricComparison],
     num_judged: int,
     main: str,
+    assumed: float | None,
 ) -> Iterator[str]:
-    """What numbers are of, and how often they are wrong."""
+    """What numbers are of, and how often they are wrong.
+
+    assumed: standard deviation between runs that nothing measured; None where runs show it, or it is given.
+    """
     for side in (reference, candidate):
         if text := partly_timed(side):
             yield f"{side.label}: {text}"
@@ -211,6 +215,12 @@ def method_notes(
             f" {100 * ALPHA:.0f} % of such comparisons, and any of {num_judged - (main in metrics)} other"
             f" metrics in at most {100 * ALPHA:.0f} % (Holm's method). Each interval is a {LEVEL} interval"
         )
+        if assumed:
+            size = numbers.percent(assumed, digits=1)
+            yield (
+                f"these {100 * ALPHA:.0f} % and {LEVEL} hold if runs of one job differ by no more than the"
+                f" {size} that are assumed"
+            )
 
 
 def measured_text(metric: MetricComparison | None, parts: Decomposition | None) -> str:

@@ -242,6 +242,7 @@ def test_one_run_a_side_allows_for_what_runs_differ_by(tmp_path):
         "one run on each side: runs of one job are taken to differ by 1.0 % (standard deviation);"
         " `aorta ab` measures it"
     )
+    assert "if runs of one job differ by no more than the 1.0 % that are assumed" in found.notes[-1]
 
 
 @pytest.mark.heavy
@@ -249,6 +250,7 @@ def test_a_spread_of_runs_that_is_known_is_used(tmp_path):
     a, b = noisy_run(tmp_path / "a", 60), noisy_run(tmp_path / "b", 60, seed=1)
     known, unknown = comparison(a, b, run_spread=0.001), comparison(a, b)
     assert known.scope == "one run on each side: runs differ by 0.1 % (standard deviation, given)"
+    assert "assumed" not in known.notes[-1]
     widths = [one.metrics["step_ms"].interval for one in (known, unknown)]
     assert widths[0].high - widths[0].low < 0.5 * (widths[1].high - widths[1].low)
 
