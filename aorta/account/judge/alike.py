@@ -190,6 +190,10 @@ def devices_text(devices: Sequence[dict[str, Any]]) -> str:
     return ", ".join(f"{num} x {name}" for name, num in counts.items())
 
 
+def device_names(devices: Sequence[dict[str, Any]]) -> set[str]:
+    return {str(device["name"]) for device in devices if device.get("name")}
+
+
 def _flat(values: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
     for key, value in values.items():
         if isinstance(value, dict):

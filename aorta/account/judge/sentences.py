@@ -6,7 +6,7 @@ from aorta.account import numbers
 from aorta.account.judge.alike import (
     MAIN,
     PER_GPU,
-    devices_text,
+    device_names,
     is_window,
     kind_of_source,
     rate_text,
@@ -164,8 +164,8 @@ def comparison_notes(
                 else ", and so do their definitions of compute: only metrics of one definition are compared"
             )
         )
-    devices = {devices_text(side.first.noted.devices) for side in (reference, candidate)}
-    if len(devices - {""}) > 1:
+    devices = [device_names(side.first.noted.devices) for side in (reference, candidate)]
+    if all(devices) and devices[0] != devices[1]:
         yield (
             "the devices differ, and with them libraries, drivers and clocks: what part each has in the"
             " change is not told"

@@ -463,6 +463,16 @@ def test_other_numbers_of_ranks_are_a_difference(tmp_path):
     assert (found.differences[0].reference, found.differences[0].candidate) == ("2", "4")
 
 
+@pytest.mark.parametrize(("name", "differ"), [("NVIDIA H200", False), ("NVIDIA H100", True)])
+def test_devices_differ_by_name_not_by_number(tmp_path, name, differ):
+    def ran_on(num, name):
+        return replace(run_record(num), devices=[{"name": name}] * num)
+
+    four = run_of(tmp_path / "a", world_size=4, run=ran_on(4, "NVIDIA H200"))
+    found = comparison(four, run_of(tmp_path / "b", world_size=1, run=ran_on(1, name)))
+    assert any("the devices differ" in note for note in found.notes) == differ
+
+
 # ---- outputs -----------------------------------------------------------------------------------
 
 
