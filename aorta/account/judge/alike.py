@@ -206,6 +206,7 @@ def _flat(values: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]
 
 
 PER_GPU, IN_ALL = RATES[0], RATES[1]
+SAMPLES = "samples_per_s"
 SAME_WORK = 0.01
 """Part by which the tokens of a step may differ and still count as the same: batches are packed."""
 
@@ -224,6 +225,19 @@ def work_text(work: StepWork, step_ratio: float | None) -> str:
     return text if step_ratio is None else f"{text} and takes {times(step_ratio)} as long"
 
 
+def unlike_steps(reference: Dataset, candidate: Dataset) -> str:
+    """What makes a step of one side other work than one of the other: ranks, and samples of a rank where no
+    tokens tell more; '' where nothing is known to."""
+    runs = [side.first for side in (reference, candidate)]
+    ranks = [max(len(run.ranks), run.noted.world_size) for run in runs]
+    samples = [run.noted.samples_per_step for run in runs]
+    texts = [f"other ranks: {ranks[1]}, not {ranks[0]}"] if ranks[0] != ranks[1] else []
+    has_tokens = None not in map(_tokens_of_gpu, (reference, candidate))
+    if not has_tokens and None not in samples and samples[0] != samples[1]:
+        texts.append(f"other batches: {samples[1]} samples a rank, not {samples[0]}")
+    return "; ".join(texts)
+
+
 def work_notes(reference: Dataset, candidate: Dataset, work: StepWork | None) -> list[str]:
     """Notes on the work of the two sides."""
     if work is not None:
@@ -232,6 +246,14 @@ def work_notes(reference: Dataset, candidate: Dataset, work: StepWork | None) ->
             f"steps hold different amounts of work (tokens per GPU: {sides}): tokens/s per GPU is judged,"
             " not step time, and times of a step are called different, neither better nor worse"
         ]
+    if unlike_steps(reference, candidate):
+        statistics = [side.statistics.get(SAMPLES) for side in (reference, candidate)]
+        rates = [None if one is None else one.median for one in statistics]
+        if None not in rates:
+            return [
+                "steps are not of the same work on both sides:"
+                f" {reference.label} does {number(rates[0])} samples/s, {candidate.label} {number(rates[1])}"
+            ]
     unknown = [side.label for side in (reference, candidate) if _tokens_of_gpu(side) is None]
     layouts = [_work_of_layout(side) for side in (reference, candidate)]
     if unknown and None not in layouts and layouts[0] != layouts[1]:

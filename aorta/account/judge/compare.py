@@ -13,6 +13,7 @@ from aorta.account.judge.alike import (
     programs,
     setting_differences,
     unequal_work,
+    unlike_steps,
     why_unlike,
     work_notes,
 )
@@ -78,7 +79,7 @@ def compare(
         reference=reference.label,
         candidate=candidate.label,
         headline=headline(reference, candidate, metrics, parts, work, matters)
-        + _of_programs(reference, candidate),
+        + _of_others(reference, candidate),
         scope=scope_text(reference, candidate, of_main.ratio if of_main else None, spread),
         differences=list(setting_differences(reference, candidate)),
         metrics=metrics,
@@ -99,9 +100,12 @@ def compare(
     )
 
 
-def _of_programs(reference: Dataset, candidate: Dataset) -> str:
+def _of_others(reference: Dataset, candidate: Dataset) -> str:
+    """What the answer must not be read without: two programs, or steps of unlike work."""
     names = programs(reference, candidate)
-    return "" if names is None else f" (two programs: {names[0]} and {names[1]})"
+    of_programs = "" if names is None else f" (two programs: {names[0]} and {names[1]})"
+    unlike = unlike_steps(reference, candidate)
+    return of_programs + (f" ({unlike})" if unlike else "")
 
 
 def _program_notes(reference: Dataset, candidate: Dataset) -> list[str]:

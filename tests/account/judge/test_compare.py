@@ -461,6 +461,21 @@ def test_other_numbers_of_ranks_are_a_difference(tmp_path):
     found = comparison(run_of(tmp_path / "a"), run_of(tmp_path / "b", world_size=4))
     assert found.differences[0].name == "ranks"
     assert (found.differences[0].reference, found.differences[0].candidate) == ("2", "4")
+    assert found.headline.endswith(" (other ranks: 4, not 2)")
+
+
+@pytest.mark.heavy
+def test_steps_of_unlike_batches_are_called_so_and_their_samples_are_compared(tmp_path):
+    def of(name, samples):
+        ddp = {"wrappers": [{"kind": "DistributedDataParallel"}]}
+        run = replace(run_record(2), samples_per_step=samples, program=ddp)
+        return run_of(tmp_path / name, run=run, change=lambda record: replace(record, tokens=None))
+
+    a = of("a", 32)
+    found = comparison(a, of("b", 64))
+    assert found.headline.endswith(" (other batches: 64 samples a rank, not 32)")
+    assert any("a does 6,400 samples/s, b 12,800" in note for note in found.notes)
+    assert "other batches" not in comparison(a, of("c", 32)).headline
 
 
 @pytest.mark.parametrize(("name", "differ"), [("NVIDIA H200", False), ("NVIDIA H100", True)])
