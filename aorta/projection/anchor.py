@@ -178,7 +178,20 @@ def anchored(measured: Measured, model: Model, plan: Plan, hardware: Hardware, p
             f"--measured {measured.name}: took {took_ms:.1f} ms where {projected_ms:.1f} ms are projected; "
             "--measured-as KEY=VALUE says what else it ran with"
         )
+    of_peak = _of_peak(measured.of(plan), projection)
+    if of_peak > 1:
+        raise ConfigError(
+            f"--measured {measured.name}: took {measured.of(plan) * 1e3:.1f} ms, in which {model.name} would"
+            f" do {of_peak * 100:.0f} % of the {plan.dtype} peak of {hardware.name}, so it ran something"
+            " else; --measured-as KEY=VALUE says what, such as model=NAME"
+        )
     return _anchor(measured, model, plan, hardware, terms, rest)
+
+
+def _of_peak(step_s: float, projection: Projection) -> float:
+    """Share of the data sheet's peak that the model's FLOPs are in a step of this length."""
+    peak = projection.hardware.compute.peak_flops[projection.plan.dtype]
+    return projection.model_flops_per_s * projection.step_s / step_s / peak
 
 
 def _anchor(

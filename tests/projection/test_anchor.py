@@ -189,6 +189,7 @@ def test_a_swept_setting_is_not_taken_for_the_recorded_one(recorded):
         pytest.param(ROW, [], "needs one of step_ms and tokens_per_s_per_gpu", id="nothing-measured"),
         pytest.param(ROW + "step_ms: -1", [], "step_ms must be a number above 0", id="negative"),
         pytest.param(ROW + "step_ms: 1", [], "took 1.0 ms where", id="other-work"),
+        pytest.param(ROW + "step_ms: 700", [], "% of the fp8 peak of h100", id="above-the-peak"),
         pytest.param(ROW + "step_ms: 6000", ["tp=3"], "--measured-as KEY=VALUE says", id="no-layout"),
         pytest.param("- 1", [], "must be a run's folder, or a job file", id="list"),
     ],
