@@ -151,8 +151,10 @@ def _verdicts(comparison: Comparison, judged: Sequence[MetricComparison]) -> lis
         ("verdict", "", False),
     ]  # fmt: skip
     text = (
-        f"Change: candidate against reference, with its {LEVEL} interval. p of a part of the step allows for"
-        f" {counted(comparison.num_judged, 'judged metric')}. Same: within {100 * comparison.matters:g} %."
+        "Difference: of the medians beside it. Change: candidate against reference in steps taken together,"
+        f" with its {LEVEL} interval; where steps scatter the two may differ, even in sign. p of a part of"
+        f" the step allows for {counted(comparison.num_judged, 'judged metric')}. Same: within"
+        f" {100 * comparison.matters:g} %."
     )
     called = [m for m in judged if m.verdict in CALLED or m.name == comparison.main]
     others = [m for m in judged if m not in called]

@@ -187,6 +187,7 @@ def test_a_comparison_leads_with_its_headline_and_scope():
     verdicts = text_of(source, "changes")
     assert "+5.0 % [\u22120.5, +10.5]" in verdicts
     assert "\u2717 worse" in verdicts
+    assert "Difference: of the medians beside it. Change: candidate against reference in steps" in verdicts
 
 
 def test_bars_are_proportional_to_the_parts():
