@@ -33,6 +33,7 @@ from aorta.account.rows import row_blocks
 from aorta.errors import ReportError
 from aorta.records.schema import NOTHING_NOTED, RunRecord, StepRecord
 from aorta.records.table import StepTable
+from aorta.steps.notes import LEFT_OUT
 from aorta.timeline.arrays import Flags, Floats, Ints
 from aorta.timeline.matching import RankCalls
 from aorta.timeline.types import OWN_SOURCES, Source
@@ -176,12 +177,12 @@ def _one_source(files: RunFiles, arrays: RunArrays, source: Source) -> Run | Non
     if num_overlapping:
         notes.append(f"{num_overlapping} step windows overlap the next one: total counts that time twice")
     left_out = _left_out(metrics)
-    if source == "host" and left_out.any():
-        _complete_alone(metrics, left_out, num_collectives)
     not_measured: dict[str, str] = {}
     for of_rank in per_rank:
         for name, reason in of_rank.not_measured.items():
             not_measured.setdefault(name, reason)
+    if source == "host" and left_out.any():
+        _complete_alone(metrics, left_out, num_collectives, not_measured)
     add_measures(metrics, collectives_kept, files.run or NOTHING_NOTED, not_measured)
     totals = files.totals or totals_of_ranks(ranks, metrics, num_collectives)
     view = _matched(files, source, per_rank, places)
@@ -283,9 +284,12 @@ def _left_out(metrics: Arrays) -> Flags:
     return ~is_timed & is_timed.any()
 
 
-def _complete_alone(metrics: Arrays, left_out: Flags, num_collectives: Ints) -> None:
+def _complete_alone(
+    metrics: Arrays, left_out: Flags, num_collectives: Ints, not_measured: dict[str, str]
+) -> None:
     """Fill in what source host would have noted of these steps, in a run of one process none of whose
-    recorded steps communicates: on a CPU it computes whenever it is in a step."""
+    recorded steps communicates: on a CPU it computes whenever it is in a step. Then the overhead is no reason
+    why anything was not measured."""
     if metrics.shape[0] != 1 or np.nan_to_num(metrics["comm_ms"]).any() or num_collectives.any():
         return
     step_ms, between_ms = metrics["step_ms"], metrics["between_steps_ms"]
@@ -294,3 +298,5 @@ def _complete_alone(metrics: Arrays, left_out: Flags, num_collectives: Ints) -> 
     none = ("comm_ms", "hidden_ms", "exposed_ms", "hidden_per_compute")
     for name in (*none, "compute_allreduce_ms", "compute_reducescatter_ms", "stalled_ms"):
         metrics[name] = np.where(left_out & np.isfinite(step_ms), 0.0, metrics[name])
+    for name in [name for name, reason in not_measured.items() if reason == LEFT_OUT]:
+        del not_measured[name]

@@ -9,6 +9,7 @@ from aorta.account.judge.timed_steps import remarks
 from aorta.account.load.open import load_run
 from aorta.page.table import dataset_table
 from aorta.records.schema import HostUse, OverheadRecord
+from aorta.steps.notes import LEFT_OUT as BY_OVERHEAD
 from aorta.timeline.types import OverlapRecord
 from aorta.why.causes.rank import found_causes
 from aorta.why.causes.text import title
@@ -54,6 +55,18 @@ def test_the_account_of_a_process_that_is_alone_is_of_the_steps_that_recording_d
     found = {name: ms.mean() for name, ms in account.cells.items() if ms.any()}
     assert found == pytest.approx(expected, rel=0.02)
     assert not [cause for cause in found_causes(judged).listed if cause.kind == "pause"]
+
+
+@pytest.mark.parametrize(("width", "is_told"), [(1, False), (2, True)])
+def test_the_overhead_is_no_reason_for_what_is_known_of_the_steps_it_left_out(tmp_path, width, is_told):
+    reasons = {"not_measured": dict.fromkeys(("overlap", "collectives"), BY_OVERHEAD)}
+
+    def make(rank, step, noise):
+        left_out = LEFT_OUT | reasons if step >= FIRST else {}
+        return Host().work(1.0), {"world_size": width, **left_out}
+
+    run = load_run(run_of(tmp_path / "run", make, run_record(width), steps=40, width=width), "a")
+    assert ({"overlap", "collectives"} <= set(run.not_measured)) == is_told
 
 
 def test_the_instrument_has_what_the_sentence_of_its_cost_says(tmp_path):
