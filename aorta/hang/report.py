@@ -11,6 +11,7 @@ import msgspec
 
 from aorta.errors import NOT_JSON, RecordError
 from aorta.files import read_regular
+from aorta.records.files import call_counts_name, last_calls_name
 from aorta.records.schema import DeviceRecord
 
 SCHEMA_VERSION = 1
@@ -130,7 +131,7 @@ def read_reports(output_dir: Path | str) -> list[HangReport]:
         raise RecordError(f"cannot read {folder}: {error.strerror}") from error
     reports = [_read(path) for path in paths]
     if not reports:
-        raise NoReport(f"{folder} holds no rank<n>.json: {NO_REPORT}; the watchdog is on with --hang")
+        raise NoReport(f"{folder} holds no rank<n>.json: {NO_REPORT}; {_why_none(folder)}")
     sizes = sorted({report.world_size for report in reports})
     if len(sizes) > 1:
         raise RecordError(f"{folder} mixes runs of {' and '.join(map(str, sizes))} ranks")
@@ -139,6 +140,15 @@ def read_reports(output_dir: Path | str) -> list[HangReport]:
     if twice is not None:
         raise RecordError(f"{folder} holds two reports of rank {twice}; give the folder of one run")
     return reports
+
+
+def _why_none(folder: Path) -> str:
+    """Whether anything watches the run of this folder, or of which it is the hang folder."""
+    run = folder.parent if folder.name == FOLDER else folder
+    kept = (last_calls_name, call_counts_name)
+    if any((run / name(0)).exists() for name in kept):  # while the watchdog works, and after a death
+        return "the watchdog is on, and no rank stood still for as long as its limit"
+    return "aorta run --hang turns the watchdog on"
 
 
 def _read(path: Path) -> HangReport:

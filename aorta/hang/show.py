@@ -53,7 +53,7 @@ def without_report(ending: Ending) -> str:
     """What is said of a run that has ended and left no report."""
     if ending.kind == "finished":
         return f"the run finished; {NO_REPORT}"
-    return f"the run ended: {ending_text(ending)}; {NO_REPORT} (the watchdog is on with aorta run --hang)"
+    return f"the run ended: {ending_text(ending)}; {NO_REPORT} (aorta run --hang turns the watchdog on)"
 
 
 def _states(folder: Path) -> list[RankState]:

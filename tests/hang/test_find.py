@@ -380,7 +380,7 @@ def test_the_command_names_rank_and_collective_first(tmp_path: Path, capsys: pyt
 @pytest.mark.parametrize(
     ("name", "content", "expected"),
     [
-        pytest.param(None, b"", "no rank has reported a hang; the watchdog is on with --hang", id="none"),
+        pytest.param(None, b"", "reported a hang; aorta run --hang turns the watchdog on", id="none"),
         pytest.param("rank0.json", b"{}", "is no report of a hang", id="not-one"),
         pytest.param("rank0.json", b'{"schema": 1', "is no report of a hang", id="cut"),
     ],
@@ -395,6 +395,15 @@ def test_what_is_no_report_is_one_line(
         read_reports(tmp_path)
     assert status_of_hang(tmp_path) == 2
     assert len(capsys.readouterr().err.splitlines()) == 1
+
+
+def test_a_watchdog_that_has_not_reported_yet_is_said_to_be_on(tmp_path: Path) -> None:
+    with (
+        aorta.instrument(tmp_path, hang={"timeout_s": 60}) as recorder,
+        recorder.step(),
+        pytest.raises(RecordError, match="the watchdog is on, and no rank stood still for as long"),
+    ):
+        read_reports(tmp_path)
 
 
 def two_groups(rank: int, order: str, num_ranks: int = 3) -> HangReport:
