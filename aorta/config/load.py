@@ -60,7 +60,7 @@ def _read_with_base(path: Path, visited: tuple[Path, ...]) -> dict[str, Any]:
     path = Path(os.path.realpath(path))
     if path in visited:
         raise ConfigError(f"{path}: is its own base, by way of {visited[-1].name}")
-    settings = _read(path)
+    settings = _read(path, is_base=bool(visited))
     base = settings.pop(BASE_KEY, None)
     if base is None:
         return settings
@@ -71,12 +71,11 @@ def _read_with_base(path: Path, visited: tuple[Path, ...]) -> dict[str, Any]:
     return merged
 
 
-def _read(path: Path) -> dict[str, Any]:
+def _read(path: Path, is_base: bool) -> dict[str, Any]:
     if not path.exists():
         siblings = ", ".join(sorted(sibling.name for sibling in path.parent.glob("[!.]*.yaml")))
-        hint = (
-            f", there is {siblings}" if siblings else f"; aorta comes with {', '.join(configuration_names())}"
-        )
+        hint = "" if is_base else f"; aorta comes with {', '.join(configuration_names())}"
+        hint += f"; {path.parent} has {siblings}" if siblings else ""
         raise ConfigError(f"{path}: no such config file{hint}")
     settings = read_yaml(path)
     if settings is None:

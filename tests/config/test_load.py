@@ -109,12 +109,20 @@ def test_a_trace_has_any_name_that_readers_find(file, name):
     assert config.profiling.trace_filename == name
 
 
+def test_a_name_that_is_no_configuration_is_told_those_that_come_with_aorta_and_those_beside_it(
+    file, monkeypatch
+):
+    monkeypatch.chdir(file("").parent)
+    with pytest.raises(ConfigError, match=r"; aorta comes with .*\bfsdp\b.*; [^;]* has run.yaml$"):
+        load_config("nope")
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
         ("training: [", "not valid YAML"),
         ("- a\n- b", "must hold sections"),
-        ("base: missing.yaml", "missing.yaml: no such config file, there is run.yaml"),
+        ("base: missing.yaml", "missing.yaml: no such config file; [^;]* has run.yaml$"),
         ("base: run.yaml", "is its own base"),
         ("base: 3", "base must be a file name"),
         ("1: 2", "1 is not a setting"),
