@@ -33,7 +33,10 @@ PLAN_OPTIONS: tuple[Callable[[Any], Any], ...] = (
     click.option(
         "--model", required=True, metavar="NAME|FILE", help="A packaged model (llama3-8b), or a YAML file."
     ),
-    click.option("--gpu-arch", metavar="NAME|FILE", help="A packaged GPU (h100), or a YAML file."),
+    # click would ask for it also where a job's file is read alone, for what it says of the layout.
+    click.option(
+        "--gpu-arch", metavar="NAME|FILE", help="A packaged GPU (h100), or a YAML file.  [required]"
+    ),
     click.option("--nodes", type=int, default=1, help="Nodes of the job."),
     click.option("--gpus-per-node", type=int, default=8),
     click.option("--dp", type=int, help="Default: what the other axes leave."),
@@ -143,7 +146,14 @@ SEARCHED: dict[str, Any] = {
     **{"recompute": "none", "sharding": "zero1"},
 }
 """Options that `search` chooses itself, or leaves to the stack, with what stands for them in one layout."""
-SEARCH_OPTIONS = tuple(option for option in PLAN_OPTIONS if _name(option) not in SEARCHED)
+_BATCH_OF_SEARCH = click.option(
+    "--global-batch-size", type=int, help="Batch at which layouts are compared.  [required]"
+)
+SEARCH_OPTIONS = tuple(
+    _BATCH_OF_SEARCH if _name(option) == "global_batch_size" else option
+    for option in PLAN_OPTIONS
+    if _name(option) not in SEARCHED
+)
 
 
 def options(*groups: tuple[Callable[[Any], Any], ...]) -> Callable[[Decorated], Decorated]:

@@ -1,4 +1,5 @@
 import json
+import re
 import resource
 import subprocess
 import sys
@@ -49,6 +50,16 @@ def test_explain_shows_the_scans_of_a_state_space():
     job = ["--model", "mamba2-2.7b", "--gpu-arch", "h100", "--global-batch-size", "8"]
     (scan,) = {row["size"] for row in answer("explain", *job)["operations"] if row["operation"] == "scan"}
     assert scan.endswith("MB")
+
+
+def test_a_search_without_an_option_that_its_help_calls_required_is_refused():
+    given = {"--model": "llama3-8b", "--gpu-arch": "h100", "--gpus": "8", "--global-batch-size": "64"}
+    page = " ".join(run("search", "--help").output.split())
+    for name in given:
+        assert re.search(rf"{name} (?:(?! --).)*\[required\]", page), name
+        result = run("search", *(word for pair in given.items() if pair[0] != name for word in pair))
+        assert result.exit_code == 2
+        assert name in result.stderr
 
 
 @pytest.mark.heavy
