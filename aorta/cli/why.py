@@ -59,7 +59,7 @@ class Reader(NamedTuple):
 
 
 @click.command("why", cls=OneScreenCommand)
-@click.argument("runs", metavar="RUN...", nargs=-1, required=True, type=PATH)
+@click.argument("runs", metavar="RUN|TRACE...", nargs=-1, required=True, type=PATH)
 @click.option(
     "--if",
     "changes",
@@ -86,8 +86,8 @@ def why_command(
 ) -> int:
     """The long form of `aorta report`: why a step of RUN takes its time, and what would help.
 
-    RUN is the folder of a run, or traces of all its ranks. At most five causes, the largest first, each with
-    milliseconds, evidence, the setting to change and a command that checks it. --if may repeat.
+    One RUN, the folder of a run, or a TRACE of each of its ranks. At most five causes, the largest first,
+    each with milliseconds, evidence, the setting to change and a command that checks it. --if may repeat.
     """
     from aorta.account.load.open import load_run
 

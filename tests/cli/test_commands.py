@@ -48,6 +48,7 @@ for words in commands(main):
     [
         (("repot",), BAD_INPUT, "repot is not a command, did you mean 'report'?"),
         (("report",), BAD_INPUT, "Missing argument 'RUN...'"),
+        (("why",), BAD_INPUT, "Missing argument 'RUN|TRACE...'"),
         (("report", "nowhere"), BAD_INPUT, "error: there is no folder or trace nowhere"),
         (("report", "--wramup", "3", "x"), BAD_INPUT, "No such option"),
         (("compare", "nowhere", "nowhere else"), BAD_INPUT, "there is no folder or trace nowhere"),
