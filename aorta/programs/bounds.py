@@ -5,6 +5,7 @@ from dataclasses import replace
 import msgspec
 
 from aorta.programs.language.ir import Program
+from aorta.programs.lint.one_rank import lint
 from aorta.programs.simulator import Costs, Machine, Ran, duration_us, simulate, timeline
 from aorta.timeline.overlap import overlap
 
@@ -44,6 +45,8 @@ class Prediction(msgspec.Struct, frozen=True, kw_only=True):
     """Microseconds in which the rank communicates and computes nothing."""
     num_tiles: int
     waterfall: Waterfall
+    fault: str | None
+    """The race, or the hang, that lint finds: what mends it may take longer. Null of a safe program."""
 
 
 def predict(program: Program, costs: Costs, machine: Machine | None = None, rank: int = 0) -> Prediction:
@@ -79,6 +82,7 @@ def predict(program: Program, costs: Costs, machine: Machine | None = None, rank
             queue_waste_us=queued_us - shared_us,
             host_gap_us=total_us - queued_us,
         ),
+        fault=lint(program).fault,
     )
 
 

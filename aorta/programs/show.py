@@ -83,6 +83,8 @@ def prediction_text(prediction: Prediction, ran: list[Ran]) -> str:
         ("predicted", prediction.duration_us, "sum of the above"),
     ]
     tables = "\n".join((_table("bounds", bounds), _table("where the time goes", parts)))
+    if prediction.fault is not None:
+        head += f"\nwarning: {prediction.fault}; aorta program lint lists them"
     return f"{head}\n\n{tables}\n{timeline_text(ran)}"
 
 

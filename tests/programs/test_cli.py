@@ -75,6 +75,13 @@ def test_simulate_prints_time_bounds_waterfall_and_timeline(factorized):
     assert text.count("worker[") == 4
 
 
+def test_simulate_says_of_a_racy_program_that_it_has_a_race():
+    racy, asked = run("emit", "--fork", "none").stdout, ("simulate", "-", "--comm-us", 100, "--gemm-us", 120)
+    assert "warning: ag_gemm has a race: " in run(*asked, given=racy).stdout.splitlines()[1]
+    assert json.loads(run(*asked, "--json", given=racy).stdout)["fault"].startswith("ag_gemm has a race: ")
+    assert "warning" not in run(*asked, given=run("emit").stdout).stdout
+
+
 @pytest.mark.parametrize(
     ("arguments", "given", "expected"),
     [

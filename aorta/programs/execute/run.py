@@ -48,18 +48,11 @@ class RunResult(msgspec.Struct, frozen=True, kw_only=True):
     rounds: int
 
 
-def refusal(program: Program, verdict: Verdict) -> str | None:
+def refusal(verdict: Verdict) -> str | None:
     """Why a program is not run: its first race, or ranks that do not meet; None where it has neither."""
-    if verdict.rank_mismatches:
-        return f"{program.name} would hang: {verdict.rank_mismatches[0]}"
-    if not verdict.missing_edges:
-        return None
-    edge = verdict.missing_edges[0]
-    more = len(verdict.missing_edges) - 1
-    return (
-        f"{program.name} has a race: {edge.after} {edge.reason}{f', and {more} more' if more else ''};"
-        " aorta program lint lists them, --unsafe runs it all the same"
-    )
+    if verdict.rank_mismatches or verdict.fault is None:
+        return verdict.fault
+    return f"{verdict.fault}; aorta program lint lists them, --unsafe runs it all the same"
 
 
 def run_program(
@@ -82,7 +75,7 @@ def run_program(
     session = StrategySession(problem, device, streams_needed(program))
     execution = _execution(program, session)
     verdict = lint(program)
-    refused = refusal(program, verdict)
+    refused = refusal(verdict)
     if refused is not None and not (is_unsafe and not verdict.rank_mismatches):
         raise HostProgramError(refused)
     num_races = len(verdict.missing_edges)

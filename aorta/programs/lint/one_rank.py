@@ -54,6 +54,16 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     def is_safe(self) -> bool:
         return not self.missing_edges and not self.rank_mismatches
 
+    @property
+    def fault(self) -> str | None:
+        """The first race, or that ranks do not meet; None of a safe program."""
+        if self.rank_mismatches:
+            return f"{self.program} would hang: {self.rank_mismatches[0]}"
+        if not self.missing_edges:
+            return None
+        edge, more = self.missing_edges[0], len(self.missing_edges) - 1
+        return f"{self.program} has a race: {edge.after} {edge.reason}{f', and {more} more' if more else ''}"
+
 
 def lint(*programs: Program) -> Verdict:
     """Findings for one program of all ranks, or for one program per rank.
