@@ -113,4 +113,7 @@ def not_installed(error: ImportError) -> str | None:
     package = (error.name or "").partition(".")[0]
     if not isinstance(error, ModuleNotFoundError) or _REQUIREMENTS.get(package, package) not in REPORT:
         return None
-    return f"{package} is not installed, and reports need it: {to_install(package)}"
+    return (
+        f"{package} is not installed, and reports need it: pip install '.[report]' in aorta's checkout,"
+        f" or {to_install(package)}"
+    )

@@ -92,7 +92,7 @@ def test_a_command_that_needs_more_says_so_in_a_line(command: list[str], tmp_pat
 def test_the_line_names_every_package_of_reports() -> None:
     told = not_installed(ModuleNotFoundError("No module named 'yaml'", name="yaml"))
     assert told == (
-        "yaml is not installed, and reports need it: "
+        "yaml is not installed, and reports need it: pip install '.[report]' in aorta's checkout, or "
         "pip install isal matplotlib pandas plotly pyarrow PyYAML rich scipy tensorboard"
     )
     assert not_installed(ModuleNotFoundError("No module named 'aorta.nowhere'", name="aorta.nowhere")) is None
