@@ -23,6 +23,8 @@ REMEDIES = remedies()
 WITHOUT_PROGRAM = {
     ("clock", "check cooling"): "a fault of a machine",
     ("idle", ""): "of traces without host activities: nothing is set",
+    ("launch_bound", "torch.compile(model, mode='reduce-overhead'), which replays the forward"): "as of those"
+    " that train",
     ("compute", "make lengths of Fourier transforms"): "as of the one that is known",
     ("late_rank", "inspect"): "a fault of a machine",
     ("transfer", "the plain optimizer in place"): "zero_alone shows it, and is told which",
@@ -111,6 +113,7 @@ def printed(text, name, who):
             "at": f"f(), {name}.py:7",
             "do": f"do what f(), {name}.py:7 does",
             "at_line": f": at f(), {name}.py:7",
+            "at_optimizer": f" at {name}.py:7",
             "who": who,
             "buffers_option": "broadcast_buffers",
             "repeats": "6",
