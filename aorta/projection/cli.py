@@ -105,7 +105,8 @@ def _recorded(option_values: dict[str, Any]) -> dict[str, Any]:
     path = option_values.get("job")
     named: dict[str, Any] = {}
     if path is not None:
-        context = main.commands["performance"].make_context("measured", ["--job", str(path)])
+        arguments = ["--job", str(path), "--model", option_values["model"]]  # which the file may leave out
+        context = main.commands["performance"].make_context("measured", arguments)
         named = {name: context.params[name] for name in SEARCHED}
     return {**SEARCHED, **named, **option_values}
 

@@ -69,6 +69,12 @@ def test_search_takes_the_gpus_of_a_job(job):
     assert found["gpu"] == "h100"
 
 
+@pytest.mark.heavy
+def test_search_takes_a_model_that_the_file_leaves_out(job):
+    job.write_text("".join(line for line in JOB.splitlines(keepends=True) if "model" not in line))
+    assert answer("search", "--job", job, "--model", "llama3-8b", "top=1")["model"] == "llama3-8b"
+
+
 def test_compare_and_sweep_start_from_the_file(job):
     compared = answer("compare", "--job", job, "tp=2")
     assert compared["step_ms"][0] == answer("performance", "--job", job)["step_ms"]
