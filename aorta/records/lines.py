@@ -5,6 +5,7 @@ also serve aorta.records.blocks, which reads many lines at a time.
 """
 
 import logging
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from io import BytesIO, FileIO
@@ -34,6 +35,8 @@ LONGEST_LINE = 1 << 26
 BLOCK_BYTES = 1 << 21
 """Bytes read at once, some 1600 short lines. With a half of them, work per block is a fifth of all work."""
 
+MISSING = re.compile(r" lines? (?:is|are) missing \(")
+"""What a note has of a file with lines that are not there."""
 _SHOWN = 4
 """Places of missing lines that a note names."""
 
@@ -182,7 +185,7 @@ class LineOrder:
         if self._num_missing:
             places = ", ".join(self._missing[:_SHOWN]) + (", ..." if len(self._missing) > _SHOWN else "")
             lines = "1 line is" if self._num_missing == 1 else f"{self._num_missing} lines are"
-            yield f"{self._path}: {lines} missing ({places})"
+            yield f"{self._path}: {lines} missing ({places})"  # which MISSING finds
         if self._num_sealed and self._num_unsealed:
             yield f"{self._path}: {self._num_unsealed} lines have no checksum, others have"
 

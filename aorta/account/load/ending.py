@@ -14,6 +14,7 @@ from aorta.errors import RecordError, ReportError
 from aorta.records.deaths import ending_of_status
 from aorta.records.endings import attempt_ending, ending_text, why_of
 from aorta.records.launches import LaunchNote, died_early, read_notes
+from aorta.records.lines import MISSING
 from aorta.records.memory import read_shortages
 from aorta.records.reader import read_run
 from aorta.records.schema import AttemptRecord, Ending, RunRecord
@@ -123,7 +124,8 @@ def _lost(run: RunRecord, states: Iterable[RankState]) -> Iterator[str]:
 def cut(
     run: RunRecord | None, states: Iterable[RankState], ranks: Sequence[RankFile]
 ) -> Iterator[tuple[str, int]]:
-    """Ranks whose lines end before the last one that they had written, each with the number of these."""
+    """Ranks whose lines end before the last one that they had written, or lack some of these, each with the
+    number of these."""
     if run is None or len(run.attempts) != 1:
         return
     by_rank = {state.rank: state.lines for state in states if state.process.run_id == run.run_id}
@@ -135,6 +137,7 @@ def cut(
         if end is not None and end < lines.last_step:
             text = f"rank {rank.rank} had recorded up to step {lines.last_step}, its file ends at step {end}"
             yield text, lines.num_steps
+        yield from ((note, lines.num_steps) for note in rank.notes if MISSING.search(note))
 
 
 def _last_common_step(ranks: Sequence[RankFile]) -> int | None:

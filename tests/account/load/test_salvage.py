@@ -101,9 +101,9 @@ def test_the_damaged_line_alone_is_left_out_and_named(folder):
     assert any("1 line is left out, the first is line 8: " in note for note in left.notes)
 
 
-@pytest.mark.parametrize(("num_left", "is_enough"), [(25, True), (9, False)])
-def test_a_file_that_ends_before_what_its_rank_had_written_is_damaged(folder, num_left, is_enough):
-    """Both files are cut at the end of a line, so that nothing but what the ranks tell shows it."""
+@pytest.fixture
+def closed(folder):
+    """The run with what its ranks tell of the lines that they have written."""
     state = ProcessState(
         run_id="one", attempt=0, rank=0, world_size=2, host="", pid=1, process_start=None, started_unix_ns=0,
         written_unix_ns=0, ending=Ending(kind="finished"),
@@ -119,16 +119,31 @@ def test_a_file_that_ends_before_what_its_rank_had_written_is_damaged(folder, nu
             tally.add(record, None)
         tally.close()
         assert not load_run(folder, "run").story
+    return folder
+
+
+@pytest.mark.parametrize(("num_left", "is_enough"), [(25, True), (9, False)])
+def test_a_file_that_ends_before_what_its_rank_had_written_is_damaged(closed, num_left, is_enough):
+    """Both files are cut at the end of a line, so that nothing but what the ranks tell shows it."""
     for rank in range(2):
-        change_lines(folder / f"rank_{rank}_metrics.jsonl", lambda lines: lines[:num_left])
+        change_lines(closed / f"rank_{rank}_metrics.jsonl", lambda lines: lines[:num_left])
     with pytest.raises(AortaError, match=r"rank 0 had recorded up to step \d+, its file ends at step"):
-        load_run(folder, "run")
+        load_run(closed, "run")
     if is_enough:
-        left = load_run(folder, "run", reading=LEFT)
+        left = load_run(closed, "run", reading=LEFT)
         assert f"{left.num_steps} of at least 32 steps" in left.story[0]
     else:
         with pytest.raises(AortaError, match="too little is left: 9 of at least 32 steps"):
-            load_run(folder, "run", reading=LEFT)
+            load_run(closed, "run", reading=LEFT)
+
+
+def test_lines_that_are_taken_out_of_a_file_are_damage(closed):
+    change_lines(closed / "rank_1_metrics.jsonl", lambda lines: [*lines[:10], *lines[12:]])
+    with pytest.raises(AortaError, match=r"rank_1_metrics\.jsonl: 2 lines are missing \(2 before line 11"):
+        load_run(closed, "run")
+    left = load_run(closed, "run", reading=LEFT)
+    assert "2 lines are missing" in left.story[0]
+    assert left.num_steps == 30
 
 
 def test_records_that_are_read_again_leave_the_same_line_out(folder):
