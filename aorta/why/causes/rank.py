@@ -110,7 +110,7 @@ OF_THEIR_LINE: tuple[CauseKind, ...] = (
 goes with it."""
 SEVERAL_READS = 2
 """Of values of the device, in a line and a step: a loop within the step reads them."""
-EVALUATES = re.compile(r"eval|valid", re.IGNORECASE)
+EVALUATES = re.compile(r"eval|valid|accura|perplex|metric|(?:^|[._])test", re.IGNORECASE)
 """In names of functions that call the model and learn nothing."""
 IN_AN_UPDATE = 8
 """Optimizer steps that learn from what was gathered before the first of them, at most."""

@@ -78,7 +78,7 @@ FRAMES = {
     "of_draws_one": StackFrame("", 0, "torch.tensor", is_program=False),
     "of_adds_one": StackFrame("", 0, "torch.tensor", is_program=False),
     "prepares": StackFrame("/job/straggler.py", 11, "prepare", is_program=True),
-    "evaluates": StackFrame("/job/straggler.py", 15, "evaluate", is_program=True),
+    "evaluates": StackFrame("/job/straggler.py", 15, "Trainer.test_accuracy", is_program=True),
     "of_stacks_all": StackFrame("numpy", 0, "stack", is_program=False),
 }
 NAMES = [*FRAMES]
