@@ -338,7 +338,7 @@ def issued_text(finding: CauseFinding, judged: Run) -> str:
     rows = _issuing(finding, judged)
     if not 0 < len(rows) <= MOST_ISSUED:
         return ""
-    places = [f"in {row.place} ({row.moves}, {row.often})" for row in rows]
+    places = dict.fromkeys(f"in {row.place} ({row.moves}, {row.often})" for row in rows)  # of unlike bytes
     return f"{rows[0].op} is issued {', '.join(places)}"
 
 

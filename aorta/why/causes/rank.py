@@ -408,7 +408,7 @@ def _once_a_line(named: list[Named], judged: Run) -> list[Named]:
             continue
         text, interval, bound = "of it are", larger.interval_ms, larger.bound_ms
         if _need_the_same_cores(larger, cause):
-            text = "would need the same cores, which can be had once:"
+            text = "of another loss would need the same cores, which can be had once:"
         elif "pause" not in (cause.kind, larger.kind) and interval is not None and bound is not None:
             text, more = "more may go with it:", min(cause.ms, bound)
             interval, bound = (interval[0], interval[1] + more), bound - more

@@ -187,9 +187,11 @@ def _unexplained_text(causes: Causes, step: float) -> str:
     if total < WORTH_NOTING * step:
         return ""
     largest = list(causes.unexplained_ms.items())[:MOST_NAMED]
-    parts = [f"{CELLS[name].title} {number(ms)}" for name, ms in largest if ms >= LEAST_NAMED * step]
+    named = {CELLS[name].title: ms for name, ms in largest if ms >= LEAST_NAMED * step}
+    parts = ", ".join(f"{title} {number(ms)}" for title, ms in named.items())
+    more = "; the rest is in smaller parts" if total - sum(named.values()) >= LEAST_NAMED * step else ""
     a_step = "" if causes.listed[0].is_of_trace else " a step"
-    return f"Not explained by these: {quantity(total, 'ms')}{a_step} without compute ({', '.join(parts)})."
+    return f"Not explained by these: {quantity(total, 'ms')}{a_step} without compute ({parts}{more})."
 
 
 def _outside_text(account: Account, judged: Run) -> str:
@@ -290,7 +292,8 @@ def nothing_text(dataset: Dataset, causes: Causes) -> str:
         and not causes.leaves_cores
         and not are_few
         and num_samples >= FEWEST_SAMPLES
-        and not (causes.cannot_tell or is_large or is_lossy or is_large_phase or through_memory)
+        and not (causes.cannot_tell or causes.no_loss)
+        and not (is_large or is_lossy or is_large_phase or through_memory)
         and not _settings_text(causes, dataset.first)
     )
     text = NOTHING if is_nothing else "No cause is named."

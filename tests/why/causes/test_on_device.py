@@ -1955,7 +1955,7 @@ def test_cores_that_idle_are_given_to_threads_or_to_workers(loading, num):
         assert told[0][0].interval_ms == (2.0, 6.0)
     if num == 1:
         assert told[0][0].evidence == (
-            "3.00 ms would need the same cores, which can be had once: data loading",
+            "3.00 ms of another loss would need the same cores, which can be had once: data loading",
         )
 
 
