@@ -159,6 +159,23 @@ def test_a_rank_is_late_by_what_it_alone_is_in_while_the_others_wait_in_any_coll
     assert (dealt.rank, dealt.ms) == (0, pytest.approx(4.0, rel=0.05))  # rank 1 has to do its half
 
 
+def test_what_a_rank_alone_is_in_behind_its_step_is_time_between_steps(tmp_path):
+    """Rank 0 works 8 ms longer behind the update, and rank 1 waits for it in the next step."""
+
+    def make(rank, step, noise):
+        return Host().work(28.0).comm(2.0 if rank == 0 else 10.0).after(8.0 if rank == 0 else 0.01)
+
+    folder = run_of(tmp_path, make)
+    for rank in (0, 1):
+        own = ("augment", "rest", "runs", 8.0) if rank == 0 else ("model", "communication", "sleeps", 8.0)
+        write_stacks(folder, rank, COMMON, own, behind=("augment",))
+    cause = first_cause(folder)
+    assert (cause.kind, cause.rank, cause.line.text) == ("late_rank", 0, "augment(), straggler.py:5")
+    table = next(text for text in cause.evidence if text.startswith("in the table"))
+    assert "between steps" in table
+    assert "compute" not in table
+
+
 @pytest.mark.parametrize(("own", "is_own"), [("backward", False), ("compress", True)])
 def test_no_rank_alone_makes_a_backward_pass_but_may_do_something_in_it(tmp_path, own, is_own):
     """Rank 0 is in it 8 ms longer, for which rank 1 waits in its own."""

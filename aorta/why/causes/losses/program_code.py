@@ -727,8 +727,11 @@ def own_of_rank(judged: Run, account: Account) -> CauseFinding | None:
     facts["waited_ms"] = longer * account.mean_step_ms
     facts["waited_in"] = None if waited_in is None else f"{waited_in.calls} ({waited_in.text})"
     ms *= min(longer / own_part[worst], 1.0)
+    of_own = samples[worst].ms[only[worst]]
+    is_behind = 2 * of_own[samples[worst].at("behind_body")[only[worst]]].sum() > of_own.sum()
     # Of what grows, steps that were not recorded have the most.
-    takes = {(*WAIT, "unrecorded"): 1 - 1 / num_ranks, ("unrecorded", *CPU_CELLS): 1 / num_ranks}
+    cells = ("unrecorded", *(("between_steps",) if is_behind else ()), *CPU_CELLS)
+    takes = {(*WAIT, "unrecorded"): 1 - 1 / num_ranks, cells: 1 / num_ranks}
     return CauseFinding("late_rank", ms, takes, facts, rank=judged.ranks[worst], num_samples=num)
 
 

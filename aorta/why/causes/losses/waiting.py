@@ -305,9 +305,18 @@ def _late_rank(judged: Run, parts: Parts, left: Floats) -> Iterator[CauseFinding
         if longer is not None:
             yield _of_shared_work(judged, parts, late, facts, [on_core.text(late.when, longer)])
             return
-        own, facts["least_part"] = "compute", 1 - 1 / len(ranks)  # the others may have to do their part of it
+        own = _cell_of_work(parts, late)
+        facts["least_part"] = 1 - 1 / len(ranks)  # the others may have to do their part of it
     found = _finding_of(late, ranks[worst], of_one_rank(len(ranks), own, *ANY_CELL), facts, evidence)
     yield _as_dealt(judged, found)
+
+
+def _cell_of_work(parts: Parts, late: Lateness) -> str:
+    """Where a late rank that works has more than the others: within its steps, or between them."""
+    cells = parts.account.cells
+    of_rank = {name: _of_rank(cells[name], late) for name in ("compute", "between_steps") if name in cells}
+    more = {name: mine - others for name, (mine, others) in of_rank.items()}
+    return max(more, key=lambda name: more[name], default="compute")
 
 
 def _as_dealt(judged: Run, found: CauseFinding) -> CauseFinding:
