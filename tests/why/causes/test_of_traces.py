@@ -96,16 +96,21 @@ def test_what_cannot_be_replayed_has_its_causes_all_the_same(tmp_path, monkeypat
     assert "Not replayed: 0 MiB of traces: aorta why TRACES --if CHANGE does" in text
 
 
-def test_advice_is_for_the_operation_at_hand(tmp_path):
+def first_of_exposed(tmp_path, scope, op, last):
+    """The first cause of a step of two kernels with a collective between them that nothing hides."""
     trace = HandTrace(0, world=2)
-    trace.scope("DistributedDataParallel.forward", 0.0, 20.0, "cpu_op")
+    trace.scope(scope, 0.0, 20.0, "cpu_op")
     trace.kernel("gemm", 10.0, 100.0)
     trace.wait(COMM, trace.record(), COMPUTE)
-    trace.collective("all_to_all", 112.0, 300.0)
+    trace.collective(op, 112.0, 300.0)
     trace.wait(COMPUTE, trace.record(), COMM)
-    trace.kernel("gemm", 414.0, 100.0)
+    trace.kernel(last, 414.0, 100.0)
     trace.step(0, -1.0, trace.host)
-    first = answer_of(trace.write(tmp_path))["causes"][0]
+    return answer_of(trace.write(tmp_path))["causes"][0]
+
+
+def test_advice_is_for_the_operation_at_hand(tmp_path):
+    first = first_of_exposed(tmp_path, "DistributedDataParallel.forward", "all_to_all", "gemm")
     assert first["subject"] == "exposed communication: all_to_all"
     assert "bucket" not in first["change"]
 
@@ -113,15 +118,7 @@ def test_advice_is_for_the_operation_at_hand(tmp_path):
 @pytest.mark.parametrize(("last", "is_for_a_server"), [("gemm", True), ("multi_tensor_apply_kernel", False)])
 def test_advice_for_a_server_is_none_where_an_optimizer_runs(tmp_path, last, is_for_a_server):
     """Its operators are in the trace, a backward pass is not."""
-    trace = HandTrace(0, world=2)
-    trace.scope("aten::mm", 0.0, 20.0, "cpu_op")
-    trace.kernel("gemm", 10.0, 100.0)
-    trace.wait(COMM, trace.record(), COMPUTE)
-    trace.collective("all_reduce", 112.0, 300.0)
-    trace.wait(COMPUTE, trace.record(), COMM)
-    trace.kernel(last, 414.0, 100.0)
-    trace.step(0, -1.0, trace.host)
-    first = answer_of(trace.write(tmp_path))["causes"][0]
+    first = first_of_exposed(tmp_path, "aten::mm", "all_reduce", last)
     assert ("where the server has one" in first["change"]) == is_for_a_server
 
 
@@ -168,15 +165,7 @@ def test_a_forward_pass_of_a_program_of_ones_own_is_no_servers():
     [("DistributedDataParallel.forward", "a bf16 communication hook"), ("forward", "async_op=True")],
 )
 def test_the_ranges_of_a_trace_tell_who_reduces_its_gradients(scope, part_of_change, tmp_path):
-    trace = HandTrace(0, world=2)
-    trace.scope(scope, 0.0, 20.0, "cpu_op")
-    trace.kernel("gemm", 10.0, 100.0)
-    trace.wait(COMM, trace.record(), COMPUTE)
-    trace.collective("all_reduce", 112.0, 300.0)
-    trace.wait(COMPUTE, trace.record(), COMM)
-    trace.kernel("multi_tensor_apply_kernel", 414.0, 100.0)
-    trace.step(0, -1.0, trace.host)
-    first = answer_of(trace.write(tmp_path))["causes"][0]
+    first = first_of_exposed(tmp_path, scope, "all_reduce", "multi_tensor_apply_kernel")
     assert first["subject"] == "exposed communication: all_reduce"
     assert part_of_change in first["change"]
 
