@@ -17,8 +17,8 @@ import msgspec
 
 from aorta.errors import NOT_JSON
 from aorta.files import regular_descriptor
-from aorta.hang.report import FOLDER, CallState, GroupState, HangReport
-from aorta.records.files import call_counts_name, last_calls_name
+from aorta.hang.report import CallState, GroupState, HangReport
+from aorta.records.files import HANG_FOLDER, call_counts_name, last_calls_name
 
 if TYPE_CHECKING:  # whoever reads reports needs no torch
     from aorta.steps.notes import CollectiveCall, RecordedStep
@@ -153,7 +153,7 @@ class CallCounts(_KeptFile):
 def with_last_calls(output_dir: Path | str, reports: list[HangReport]) -> list[HangReport]:
     """The reports of a run, by rank; for ranks that wrote none, reports made of their mapped files."""
     folder = Path(output_dir)
-    if folder.name == FOLDER and not (folder / FOLDER).is_dir():
+    if folder.name == HANG_FOLDER and not (folder / HANG_FOLDER).is_dir():
         folder = folder.parent
     silent = set(range(reports[0].world_size)) - {report.rank for report in reports}
     if len(silent) > MOST_SILENT:

@@ -11,11 +11,10 @@ import msgspec
 
 from aorta.errors import NOT_JSON, RecordError
 from aorta.files import read_regular
-from aorta.records.files import call_counts_name, last_calls_name
+from aorta.records.files import HANG_FOLDER, call_counts_name, last_calls_name
 from aorta.records.schema import DeviceRecord
 
 SCHEMA_VERSION = 1
-FOLDER = "hang"
 LISTED_BEFORE, LISTED_AFTER = 400, 1000
 """Calls of a group that a report lists before and after the first unfinished one: a step or more on either
 side, which tells the usual order."""
@@ -124,8 +123,8 @@ def read_reports(output_dir: Path | str) -> list[HangReport]:
     try:
         if not folder.is_dir():
             raise RecordError(f"{folder} is no folder; give the folder of a run")
-        if (folder / FOLDER).is_dir():
-            folder = folder / FOLDER
+        if (folder / HANG_FOLDER).is_dir():
+            folder = folder / HANG_FOLDER
         paths = [path for path in folder.iterdir() if _REPORT.fullmatch(path.name)]
     except OSError as error:
         raise RecordError(f"cannot read {folder}: {error.strerror}") from error
@@ -144,7 +143,7 @@ def read_reports(output_dir: Path | str) -> list[HangReport]:
 
 def _why_none(folder: Path) -> str:
     """Whether anything watches the run of this folder, or of which it is the hang folder."""
-    run = folder.parent if folder.name == FOLDER else folder
+    run = folder.parent if folder.name == HANG_FOLDER else folder
     kept = (last_calls_name, call_counts_name)
     if any((run / name(0)).exists() for name in kept):  # while the watchdog works, and after a death
         return "the watchdog is on, and no rank stood still for as long as its limit"

@@ -32,7 +32,6 @@ from aorta.hang.find import find, sentence
 from aorta.hang.last_calls import CallCounts, LastCalls, with_last_calls
 from aorta.hang.meeting import Meeting, MeetingStore
 from aorta.hang.report import (
-    FOLDER,
     GroupState,
     HangReport,
     flight_recorder_name,
@@ -54,7 +53,7 @@ from aorta.hang.standing import (
 from aorta.processes import in_thread
 from aorta.record.journal import Journal
 from aorta.records.endings import lost_a_peer
-from aorta.records.files import call_counts_name, last_calls_name
+from aorta.records.files import HANG_FOLDER, call_counts_name, last_calls_name
 from aorta.records.run_identity import is_stopped
 from aorta.records.schema import Ending
 from aorta.records.state import first_line, read_states
@@ -114,7 +113,7 @@ class Watchdog:
         """
         self.hang = hang
         self._output_dir = Path(output_dir).absolute()
-        self._folder = self._output_dir / FOLDER
+        self._folder = self._output_dir / HANG_FOLDER
         self._rank, self._world_size = rank, world_size
         self._recorder = recorder
         self._journal: Journal | None = getattr(recorder, "journal", None)
@@ -184,7 +183,7 @@ class Watchdog:
 
     def _move_old_reports(self) -> None:
         try:
-            move_aside(self._output_dir, (FOLDER,))
+            move_aside(self._output_dir, (HANG_FOLDER,))
         except AortaError as error:
             log.warning("%s", error)
 

@@ -4,14 +4,14 @@ import re
 from pathlib import Path
 from typing import NamedTuple
 
-TRACE_FOLDER = "torch_profiler"
-"""Of the traces that a run has recorded of its ranks."""
+TRACE_FOLDER, HANG_FOLDER = "torch_profiler", "hang"
+"""Of the traces that a run has recorded of its ranks, and of what these report where no step begins."""
 RUN_FILES = (
     "run.json", "rank_*_metrics.jsonl", "rank_*_columns.*", "rank_*_state.jsonl", "rank_*_kernels.json",
     "rank_*_sites.json", "rank_*_stacks.jsonl", "rank_*_workers.jsonl", "rank_*_memory.json",
     "rank_*_hazards.json", "rank_*_dropped.json", "node_*_digest.bin", "launch_*.jsonl",
     ".rank_*_unwritten", ".rank_*_calls", ".rank_*_counts", ".overhead", TRACE_FOLDER, "tensorboard",
-    "hang",
+    HANG_FOLDER,
 )  # fmt: skip
 """Patterns of everything that a run leaves in its folder."""
 LAUNCH_FILES = "launch_*.jsonl"

@@ -12,9 +12,10 @@ from aorta.account.load.open import load_run
 from aorta.errors import AortaError
 from aorta.files import open_regular, read_order, read_regular, regular_descriptor
 from aorta.hang.last_calls import read_counts, with_last_calls
-from aorta.hang.report import FOLDER, read_reports, report_name
+from aorta.hang.report import read_reports, report_name
 from aorta.records.digests import Digest, read_digests
 from aorta.records.files import (
+    HANG_FOLDER,
     call_counts_name,
     columns_name,
     digest_name,
@@ -72,7 +73,7 @@ READERS: dict[str, tuple[str, Callable[[Path], object]]] = {
     "counts": (call_counts_name(0), lambda folder: read_counts(folder / call_counts_name(0))),
     "request": (REQUEST, read_request),
     "plan": (PLAN, read_plan),
-    "hang": (f"{FOLDER}/{report_name(0)}", read_reports),
+    "hang": (f"{HANG_FOLDER}/{report_name(0)}", read_reports),
     "append": (steps_name(0), lambda folder: LineWriter.append(folder / steps_name(0))),
     "write-digest": (digest_name(0), lambda folder: written_digest(folder)),
     "write-state": (state_name(0), lambda folder: StateFile(folder / state_name(0), 0).write(STATE)),

@@ -168,7 +168,7 @@ def variance_of_own_code(judged: Run) -> float:
     own, steps = _own_code(judged), _of_ranks(judged)
     if own is None or "forward" not in steps:
         return 0.0
-    _, _, num = _own_and_model(samples_of_ranks(judged))
+    _, _, num = _own_and_model(judged)
     before = float(steps["forward"].mean() / steps["step"].mean())
     return before**2 * own * (1 - own) / num
 
@@ -282,16 +282,17 @@ def _own_code(judged: Run) -> float | None:
     """Part of what lies before backward passes in which the program's own code ran and no model: a moving
     average of the weights, behind an update that ended the step. None where samples do not show that, as
     where there are no modules. A model that was counted, and is in none of them, has one sample's time."""
-    own_ms, model_ms, num = _own_and_model(samples_of_ranks(judged))
+    own_ms, model_ms, num = _own_and_model(judged)
     if num < ENOUGH or not (model_ms > 0 or judged.noted.work is not None):
         return None
     return own_ms / (own_ms + (model_ms or own_ms / num))
 
 
-def _own_and_model(samples: list[Samples]) -> tuple[float, float, int]:
+@once_of_run
+def _own_and_model(judged: Run) -> tuple[float, float, int]:
     """ms of the program's own code before backward passes, of the model, and of how many samples."""
     own_ms, model_ms, num = 0.0, 0.0, 0
-    for one in samples:
+    for one in samples_of_ranks(judged):
         in_model, in_own = _in_model(one), _in_own_code(one)
         own_ms, model_ms = own_ms + float(one.ms[in_own].sum()), model_ms + float(one.ms[in_model].sum())
         num += int(in_own.sum() + in_model.sum())
@@ -301,7 +302,7 @@ def _own_and_model(samples: list[Samples]) -> tuple[float, float, int]:
 def _is_mostly_own(judged: Run) -> bool:
     """Whether samples before backward passes, too few to divide these, are more of the program's own code. A
     program without modules has its model there."""
-    own_ms, model_ms, num = _own_and_model(samples_of_ranks(judged))
+    own_ms, model_ms, num = _own_and_model(judged)
     has_no_model = judged.noted.not_measured.get("flops_per_step") in (NO_CALL, NO_OPTIMIZER)
     return FEWEST <= num < ENOUGH and own_ms > model_ms and not has_no_model
 

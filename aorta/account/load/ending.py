@@ -13,6 +13,7 @@ from aorta.account.numbers import counted
 from aorta.errors import RecordError, ReportError
 from aorta.records.deaths import ending_of_status
 from aorta.records.endings import attempt_ending, ending_text, why_of
+from aorta.records.files import HANG_FOLDER
 from aorta.records.launches import LaunchNote, died_early, read_notes
 from aorta.records.lines import MISSING
 from aorta.records.memory import read_shortages
@@ -53,7 +54,7 @@ def story(
 
 def hang_line(folder: Path) -> list[str]:
     """That ranks of the run have reported a hang, and what names the one that they waited for."""
-    reports = [path for path in (folder / "hang").glob("rank*.json") if path.is_file()]
+    reports = [path for path in (folder / HANG_FOLDER).glob("rank*.json") if path.is_file()]
     if not reports:
         return []
     told = f"aorta hang {shlex.quote(str(folder))} names the rank that was waited for"

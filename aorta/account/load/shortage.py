@@ -114,9 +114,10 @@ def _what(rank: int, shortage: MemoryShortage, others: list[int]) -> str:
     if shortage.why == "near the limit":
         return f"near the limit of memory on rank {rank}{step}: {_used(shortage)}"
     also = f" (also on rank {', '.join(map(str, others[:MOST_HELD]))})" if others else ""
-    phase = "" if shortage.phase in ("", "rest") else f"in {_PHASES.get(shortage.phase, shortage.phase)}"
-    # Of no module, it may be the program's own code there.
-    phase = "before the backward pass" if shortage.phase == "forward" and not shortage.module else phase
+    if shortage.phase == "forward" and not shortage.module:  # it may be the program's own code
+        phase = "before the backward pass"
+    else:
+        phase = "" if shortage.phase in ("", "rest") else f"in {_PHASES.get(shortage.phase, shortage.phase)}"
     where = [
         phase,
         f"at {shortage.place}" if shortage.place else "",

@@ -301,9 +301,9 @@ def nothing_text(dataset: Dataset, causes: Causes) -> str:
     if lost:
         text += f" {lost[0].upper()}{lost[1:]}."
     if num_samples < FEWEST_SAMPLES:
-        of_thread = f"{counted(num_samples, 'sample')} of the training thread cannot tell"
-        of_thread = of_thread if num_samples else "No sample of the training thread in these steps tells"
-        text += f" {of_thread} what the program's own code takes: record more steps."
+        few = f"{counted(num_samples, 'sample')} of the training thread cannot tell"
+        none = "No sample of the training thread in these steps tells"
+        text += f" {few if num_samples else none} what the program's own code takes: record more steps."
     # What no rule knows may be in the line that takes most; a backward pass shows none of the model's.
     lines = [] if is_nothing or account.on_device else busiest(dataset.first, MOST_LINES)
     top = next((line for line in lines if line.doing == "runs" and "backward" not in line.calls), None)

@@ -801,12 +801,14 @@ def idle_cores(judged: Run, account: Account) -> Iterator[CauseFinding]:
     is_busy = used + num_ranks * num_workers > MOST_USED * cores or enough <= threads
     # Threads that have little to do are no fewer than the operators can use.
     are_idle = had is not None and had.helpers < HALF * (threads - 1) * share
-    of_torch = _part_of_torch(judged)
-    work_ms, share = of_torch * work_ms_of(account), of_torch * share
-    usual_ms = np.median(work_ms)  # of what steps do now and then no operators are known
-    work_ms = np.where(work_ms > MUCH_LONGER * usual_ms, usual_ms, work_ms)
     if is_busy or are_idle or account.share("core_taken") > LARGE or share < HALF:
         return
+    of_torch = _part_of_torch(judged)
+    if of_torch * share < HALF:
+        return
+    work_ms = of_torch * work_ms_of(account)
+    usual_ms = np.median(work_ms)  # of what steps do now and then no operators are known
+    work_ms = np.where(work_ms > MUCH_LONGER * usual_ms, usual_ms, work_ms)
     has_thread = any(one.that("locked_out").any() for one in samples_of_ranks(judged.whole))
     facts: dict[str, Any] = {
         "saves": "may, beside another thread of the process, save up to" if has_thread else "save",
@@ -834,10 +836,8 @@ def _part_of_torch(judged: Run) -> float:
     for one in samples_of_ranks(judged.whole):
         runs = one.is_judged & one.that("runs") & ~one.in_phase("data", "checkpoint")
         is_torchs = one.leaf_is(is_of_torch) | one.in_phase("backward")
-        torchs_ms, all_ms = (
-            torchs_ms + float(one.ms[runs & is_torchs].sum()),
-            all_ms + float(one.ms[runs].sum()),
-        )
+        torchs_ms += float(one.ms[runs & is_torchs].sum())
+        all_ms += float(one.ms[runs].sum())
         num += int(runs.sum())
     return torchs_ms / all_ms if num >= FEWEST and all_ms > 0 else 1.0
 
