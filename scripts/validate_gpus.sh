@@ -36,7 +36,7 @@ ranks=("$python" -m torch.distributed.run --standalone --nproc_per_node "$num_gp
 part tests "$python" -m pytest tests/gpu
 part harmless "${ranks[@]}" benchmarks/harmless.py --output "$folder/harmless.csv"
 part remedies "$python" benchmarks/plants/remedies.py "$folder/remedies" --device cuda --repeats 1 \
-  --only gpu_simulated,gpu_own_gathers
+  --only gpu_simulated,gpu_own_gathers,gpu_late_gathers
 part kernel-truth "${ranks[@]}" benchmarks/truth.py kernels --rounds 3 --output "$folder/kernel_truth.csv"
 part kernel-cost "${ranks[@]}" benchmarks/cost.py --pin --together --pairs 40 --cases fsdp_short tp ddp fsdp \
   --variants records native events --output "$folder/kernel_cost.csv"

@@ -30,7 +30,7 @@ PROGRAM = (
     *("fused", "optimizer_of_another", "never_fused", "unfused", "anomaly", "no_core", "short_batch"),
     *("whole_batches", "cuda_graphs", "own_crowd", "one_thread", "few_threads", "comm_hook"),
     *("prefetched", "sliced"),
-    *("expandable", "offloaded", "foreach", "buckets_usual", "iterated_anew", "own_threads"),
+    *("expandable", "one_queue", "offloaded", "foreach", "buckets_usual", "iterated_anew", "own_threads"),
     *("items_on_device", "takes_sparse", "omp_thread", "rows", "dispatched", "own_sampler"),
 )
 """workers_0: the training loop's DataLoader has none; workers_new: it has some, which start anew in short
@@ -48,10 +48,11 @@ have more threads of torch and loader workers than cores; own_threads: as the pr
 one_thread: the program has set torch to one; omp_thread: OMP_NUM_THREADS has; few_threads: it has one, and no
 workers. sliced: each rank loads what all of them train on. comm_hook: DDP's gradients go through one.
 prefetched: FullyShardedDataParallel gathers ahead in both passes. expandable: so are segments of the
-allocator. offloaded: units keep their parameters on the CPU. iterated_anew: each batch is of an iterator of
-its own. takes_sparse: the optimizer with most parameters is one of torch.optim that updates rows of sparse
-gradients alone. rows: batches are rows of tensors, fetched one by one. dispatched: accelerate lets one rank
-load the batches of all, in the line of the cause. own_sampler: that line is of a sampler of the program."""
+allocator. one_queue: CUDA_DEVICE_MAX_CONNECTIONS is 1. offloaded: units keep their parameters on the CPU.
+iterated_anew: each batch is of an iterator of its own. takes_sparse: the optimizer with most parameters is
+one of torch.optim that updates rows of sparse gradients alone. rows: batches are rows of tensors, fetched one
+by one. dispatched: accelerate lets one rank load the batches of all, in the line of the cause. own_sampler:
+that line is of a sampler of the program."""
 TAKE_SPARSE = ("Adagrad", "SGD")
 OFFERS = {
     "fused": r"\bfused(?:=True| optimizer)",
@@ -67,6 +68,7 @@ OFFERS = {
     "buckets_usual": r"\bbucket_cap_mb=25\b",
     "prefetched": r"\bforward_prefetch=True",
     "expandable": r"\bexpandable_segments:True",
+    "one_queue": r"^set CUDA_DEVICE_MAX_CONNECTIONS=1",
     "compile": r"\btorch\.compile(?:\(model\)| the function| of the loop)",
     "cuda_graphs": r"\bmode='reduce-overhead'",
     "blocks": r"\bfully_shard (?:each block|of whole)",
@@ -597,6 +599,8 @@ def stack_of(run: Run) -> frozenset[str]:
         names.add("pipeline")
     if any("expandable_segments:True" in value for value in _environment(run).values()):
         names.add("expandable")
+    if _environment(run).get("CUDA_DEVICE_MAX_CONNECTIONS") == "1":
+        names.add("one_queue")
     if (run.noted.layout or {}).get("compile"):
         names.add("compile")
     names |= program_of(run.noted)[0] | traced_optimizer(run)[0]

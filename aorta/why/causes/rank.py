@@ -12,6 +12,7 @@ import msgspec
 import numpy as np
 
 from aorta.account.cause import (
+    HIDDEN_LESS,
     MENDED_ERROR,
     MENDED_LESS,
     MENDED_MORE,
@@ -141,7 +142,9 @@ MOSTLY = 0.7
 """Of a loss, that slow steps must have for it to be theirs."""
 UNLIKE = 0.75
 """Mean over median below which it is not in all steps, as a loss in every second one."""
-LESS: tuple[CauseKind, ...] = ("program_code", "transfer", "wide_dtype", "small_units", "bubble")
+LESS: tuple[CauseKind, ...] = (
+    *("program_code", "transfer", "no_prefetch", "wide_dtype", "small_units", "bubble"),
+)
 BY_IDLE_TIME: tuple[CauseKind, ...] = (
     *("launch_bound", "synchronisation", "optimizer", "late_rank", "program_code", "small_units"),
 )
@@ -916,6 +919,7 @@ def cause_of(
     # What a host fills again that is behind its device in other places as well.
     is_filled = account.on_device and room.idle_ms >= LARGE_SHARE * step and finding.kind in REFILLED
     less = MENDED_LESS if (finding.kind in LESS and origin != "accumulated") or is_filled else MENDED_ERROR
+    less = HIDDEN_LESS if finding.kind == "no_prefetch" and account.on_device else less
     less, more = (math.hypot(error, finding.sample_error) for error in (less, more))
     settings = settings_text(rule.settings, judged)
     settings = settings_text(COMPILES_NOT if "torch.compile" in told else (), judged) + settings

@@ -10,6 +10,9 @@ import torch.distributed as dist
 from measured import place, steps
 
 WIDTH, LAYERS = 8192, 10
+# -> import os
+# -> os.environ["CUDA_DEVICE_MAX_CONNECTIONS"] = "1"
+# -> WIDTH, LAYERS = 8192, 10
 device = place()
 shards = [torch.randn(WIDTH // 2, WIDTH, device=device, dtype=torch.bfloat16) / 100 for _ in range(LAYERS)]
 whole = [torch.empty(WIDTH, WIDTH, device=device, dtype=torch.bfloat16) for _ in range(2)]
