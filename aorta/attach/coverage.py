@@ -3,6 +3,7 @@
 They are printed by the process of `aorta run`, which does not load torch.
 """
 
+import socket
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -75,13 +76,34 @@ def own_folder(folder: Path, began_ns: int, notes: Path) -> Path | None:
 
     None where it recorded nothing. began_ns: when it began, in ns since the epoch. notes: its launch's file.
     """
+    launches = _launches(folder, began_ns)
+    own = (path for name in (notes.name, None) for path, launch in launches.items() if launch == name)
+    return next(own, None)
+
+
+def is_held(folder: Path, began_ns: int, notes: Path) -> bool:
+    """Whether another command has recorded in the folder meanwhile. Arguments: as of own_folder."""
+    return _launches(folder, began_ns).get(folder) not in (notes.name, None)
+
+
+def _launches(folder: Path, began_ns: int) -> dict[Path, str | None]:
+    """By folder of a run that was written since, itself first, what _launch_of says."""
     runs = [folder / "run.json", *sorted(folder.glob("process_*/run.json"))]
     written = [run.parent for run in runs if run.exists() and run.stat().st_mtime_ns >= began_ns]
-    for path in written:
-        with suppress(AortaError):
-            if read_run(path).coverage.get("launch_notes") == notes.name:
-                return path
-    return written[0] if written else None  # killed before it said so
+    return {path: _launch_of(path) for path in written}
+
+
+def _launch_of(folder: Path) -> str | None:
+    """The name of the launch's file, of rank 0's process; None where none is known, or rank 0 was on another
+    machine, whose launch is part of the same job."""
+    state = read_states(folder).get(0)
+    if state is not None and state.process.host != socket.gethostname():
+        return None
+    if state is not None and state.process.launch is not None:
+        return state.process.launch
+    with suppress(AortaError):
+        return read_run(folder).coverage.get("launch_notes")
+    return None
 
 
 def earlier_run(folder: Path, began_ns: int, goes_on: bool) -> Iterator[str]:
@@ -102,10 +124,10 @@ def earlier_run(folder: Path, began_ns: int, goes_on: bool) -> Iterator[str]:
     yield f"aorta: the run in {folder} is an earlier one"
 
 
-def other_runs(folder: Path, began_ns: int) -> Iterator[str]:
+def other_runs(folder: Path, began_ns: int, notes: Path) -> Iterator[str]:
     """Yield lines about further runs that the same command recorded, and about one that it moved aside.
 
-    began_ns: when the command began, in ns since the epoch.
+    began_ns: when the command began, in ns since the epoch. notes: its launch's file.
     """
     earlier = [
         path.parent
@@ -120,6 +142,7 @@ def other_runs(folder: Path, began_ns: int) -> Iterator[str]:
     ):
         files = folder.glob(f"{pattern}/run.json")
         runs = sorted(path.parent for path in files if path.stat().st_mtime_ns >= began_ns)
+        runs = [run for run in runs if _launch_of(run) in (notes.name, None)]
         if runs:
             yield f"aorta: {text} {', '.join(map(str, runs))}"
 

@@ -256,18 +256,21 @@ def _conclude(
     output: Path, report: bool, open_page: bool, began_ns: int, kernels_asked: bool, status: int, notes: Path
 ) -> bool:
     """Report what was recorded; False where nothing was. Mistakes here do not change the command's status."""
-    from aorta.attach.coverage import coverage_lines, other_runs, own_folder
+    from aorta.attach.coverage import coverage_lines, is_held, other_runs, own_folder
     from aorta.errors import AortaError, not_installed
     from aorta.records.reader import read_run
 
     recorded = own_folder(output, began_ns, notes)
     if recorded is None:
-        why = (
-            f"the command ended with status {status} before a step that aorta saw"
-            if status
-            else "no process that aorta reached trained with torch, unless it records itself. It cannot "
-            "reach python -I, -E or -S, env -i, or other machines (docs/run.md)"
-        )
+        if status:
+            why = f"the command ended with status {status} before a step that aorta saw"
+        elif is_held(output, began_ns, notes):
+            why = "another command records there; choose another folder with -o"
+        else:
+            why = (
+                "no process that aorta reached trained with torch, unless it records itself. It cannot "
+                "reach python -I, -E or -S, env -i, or other machines (docs/run.md)"
+            )
         click.echo(f"aorta: nothing was recorded in {output}: {why}", err=True)
         return False
     if recorded != output:
@@ -280,7 +283,7 @@ def _conclude(
             write_and_print([recorded], labels, report_folder(recorded), open_page=open_page)
         for line in coverage_lines(read_run(recorded), recorded, kernels_asked):
             click.echo(line, err=True)
-        for line in other_runs(recorded, began_ns):
+        for line in other_runs(recorded, began_ns, notes):
             click.echo(line, err=True)
     except AortaError as error:
         click.echo(f"aorta: {error}", err=True)

@@ -5,13 +5,14 @@ announcement in the job's store. Standing writes the rank's state there, so that
 how it ended.
 """
 
+import fcntl
 import os
 import secrets
 import signal
 import socket
 import time
-from collections.abc import Callable, Iterable
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
@@ -33,7 +34,7 @@ from aorta.records.files import (
     steps_name,
     unwritten_name,
 )
-from aorta.records.launches import read_notes
+from aorta.records.launches import launcher_pid, own_notes, read_notes
 from aorta.records.reader import last_line, read_run
 from aorta.records.run_identity import (
     RunLaunch,
@@ -57,13 +58,15 @@ from aorta.records.state import (
     read_states,
     states_of,
 )
-from aorta.records.writer import LineWriter, move_aside, wait_until_closed
+from aorta.records.writer import CLOSING_S, LineWriter, move_aside, wait_until_closed
 from aorta.steps.unwritten import unwritten_steps
 
 PATIENCE = timedelta(minutes=5)
 """Limit of the wait for rank 0's announcement, should rank 0 or another rank come late."""
 ASKING = timedelta(minutes=1)
 """Limit of rank 0's wait for the other ranks to ask, from its claim of the folder on."""
+LEAVING_S = 1.0
+"""Limit of the wait for a process that records into the folder and may be about to end."""
 WRITERS_S = 30.0
 """Limit of the wait for the process that writes the lines of a killed rank."""
 Agents = Callable[[], set[str]]
@@ -85,6 +88,36 @@ class Claim:
     """The number after the last step that the attempts before this one have recorded."""
     saves: list[Save] = field(default_factory=list)
     """What the attempts before this one have saved, by this rank and by rank 0."""
+
+
+@contextmanager
+def claiming(folder: Path, rank: int) -> Iterator[None]:
+    """Let nobody else claim the folder until the rank's state is there, which tells whose it is.
+
+    Rank 0 waits for the one that does, for CLOSING_S; where the file system has no locks, not at all.
+    """
+    descriptor = None
+    if rank == 0:
+        with suppress(OSError):
+            folder.mkdir(parents=True, exist_ok=True)
+            descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+            _lock(descriptor)
+    try:
+        yield
+    finally:
+        if descriptor is not None:
+            os.close(descriptor)
+
+
+def _lock(descriptor: int) -> None:
+    end_s = time.monotonic() + CLOSING_S
+    while True:
+        try:
+            return fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() > end_s:
+                return None
+        time.sleep(0.02)
 
 
 def claim_folder(output_dir: Path, rank: int, world_size: int) -> Claim:
@@ -134,6 +167,7 @@ def _claim_all(folder: Path, launch: RunLaunch, agents: Agents = set) -> Claim:
     _wait_for_writers(read_states(folder).values())
     run = _earlier_run(folder, launch, agents)
     if run is None:
+        _wait_until_left(folder)
         move_aside(folder)
         return Claim(new_run_id(launch), 0, launch, goes_on=False)
     wait_until_closed(sorted(folder.glob(STEPS_FILES)))
@@ -201,6 +235,28 @@ def _wait_for_writers(states: Iterable[RankState]) -> None:
                     " end it, or choose another output_dir"
                 )
             time.sleep(0.02)
+
+
+def _wait_until_left(folder: Path) -> None:
+    """Wait until the folder is nobody's: for another process of this command LEAVING_S, and RecordError then.
+    Another command keeps it until it has read its records, so that the error comes at once.
+
+    Files that are open would not tell: before its first step a rank has none, and a command that reads none.
+    """
+    notes, end_s = own_notes(), time.monotonic() + LEAVING_S
+    while (state := read_states(folder).get(0)) is not None:
+        process = state.process
+        if process.host != socket.gethostname() or process.pid == os.getpid():
+            return
+        is_of_another = process.launch != (None if notes is None else notes.name)
+        if is_of_another and state.has_launcher:
+            raise RecordError(f"another command records into {folder}: end it, or choose another output_dir")
+        if process.ending is not None or not state.is_alive:
+            return
+        if time.monotonic() > end_s:
+            path = folder / steps_name(0)
+            raise RecordError(f"a run is still writing {path}: end it, or choose another output_dir")
+        time.sleep(0.05)
 
 
 def _write_unwritten(folder: Path, rank: int, run_id: str, attempt: int) -> None:
@@ -375,7 +431,8 @@ class Standing:
 
     def __init__(self, folder: Path, claim: Claim, rank: int, world_size: int) -> None:
         self._file = StateFile(folder / state_name(rank), 0)
-        now_ns = time.time_ns()
+        now_ns, notes = time.time_ns(), own_notes()
+        launcher = None if notes is None else launcher_pid(notes)
         self._state = ProcessState(
             run_id=claim.run_id,
             attempt=claim.attempt,
@@ -386,6 +443,9 @@ class Standing:
             process_start=process_start(os.getpid()),
             started_unix_ns=now_ns,
             written_unix_ns=now_ns,
+            launch=None if notes is None else notes.name,
+            launcher_pid=launcher,
+            launcher_start=None if launcher is None else process_start(launcher),
         )
         self._written_s = time.monotonic()
         self._first_step: int | None = None

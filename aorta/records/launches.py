@@ -4,6 +4,7 @@ The ranks cannot tell how they died, nor that they died before they trained.
 """
 
 import os
+import re
 import secrets
 import socket
 import time
@@ -48,14 +49,20 @@ class LaunchNote(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 def new_notes(folder: Path) -> Path:
-    """The file of a new launch, for the environment of its processes."""
-    return folder / f"launch_{secrets.token_hex(6)}.jsonl"
+    """The file of a new launch by this process, for the environment of those that it starts."""
+    return folder / f"launch_{os.getpid()}_{secrets.token_hex(6)}.jsonl"
 
 
 def own_notes() -> Path | None:
     """The file of the launch that this process belongs to; None outside of `aorta run`."""
     path = os.environ.get(VARIABLE)
     return Path(path) if path else None
+
+
+def launcher_pid(notes: Path) -> int | None:
+    """Of the process that made the name of this file."""
+    found = re.fullmatch(r"launch_(\d+)_\w+\.jsonl", notes.name)
+    return None if found is None else int(found[1])
 
 
 def note(path: Path, kind: Literal["failure", "signal", "end"], **fields: object) -> None:

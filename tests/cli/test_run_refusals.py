@@ -2,6 +2,7 @@
 
 import json
 import os
+import subprocess
 import sys
 from pathlib import Path
 
@@ -115,7 +116,7 @@ def test_a_run_that_was_moved_aside_is_named(tmp_path: Path) -> None:
         (folder / "run.json").write_bytes(b"{}")
         os.utime(folder / "run.json", ns=(run_ns, run_ns))
         os.utime(folder, ns=(folder_ns, folder_ns))
-    assert list(other_runs(tmp_path, began_ns=5)) == [
+    assert list(other_runs(tmp_path, 5, tmp_path / "launch_own.jsonl")) == [
         f"aorta: the earlier run of {tmp_path} is now in {moved}",
         f"aorta: the command trained more than once; earlier runs are in {again}",
     ]
@@ -124,8 +125,37 @@ def test_a_run_that_was_moved_aside_is_named(tmp_path: Path) -> None:
 def test_a_command_beside_another_one_in_a_folder_reports_what_it_recorded_itself(tmp_path: Path) -> None:
     for folder, notes in ((tmp_path, "launch_other.jsonl"), (tmp_path / "process_7", "launch_own.jsonl")):
         write_run(folder, [step(0)], run_record(1, coverage={"launch_notes": notes}))
-    for notes, recorded in (("other", tmp_path), ("own", tmp_path / "process_7"), ("killed", tmp_path)):
+    for notes, recorded in (("other", tmp_path), ("own", tmp_path / "process_7"), ("neither", None)):
         assert own_folder(tmp_path, 0, tmp_path / f"launch_{notes}.jsonl") == recorded
+    assert list(other_runs(tmp_path, 0, tmp_path / "launch_other.jsonl")) == []
+
+
+LOOP = """
+import sys, time, torch
+model = torch.nn.Linear(4, 4)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for _ in range(int(sys.argv[1])):
+    model(torch.ones(2, 4)).sum().backward()
+    optimizer.step()
+    time.sleep(0.01)
+"""
+
+
+def test_two_commands_that_begin_at_once_in_a_folder_each_keep_their_records(tmp_path: Path) -> None:
+    (tmp_path / "loop.py").write_text(LOOP)
+    command = [sys.executable, "-m", "aorta", "run", "--no-report", "-o", "out", "--"]
+    started = [
+        subprocess.Popen(
+            [*command, sys.executable, "loop.py", num], cwd=tmp_path, stderr=subprocess.PIPE, text=True
+        )
+        for num in ("40", "70")
+    ]
+    said = [process.communicate(timeout=120)[1] for process in started]
+    assert [process.returncode for process in started] == [0, 0]
+    assert ["rank 0: 40 steps" in said[0], "rank 0: 70 steps" in said[1]] == [True, True]
+    assert ["another command records into out" in text for text in said].count(True) == 1
+    assert not any("killed" in text or "more processes" in text for text in said)
+    assert not [*(tmp_path / "out").glob("previous-*")]
 
 
 @pytest.mark.parametrize(

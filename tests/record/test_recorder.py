@@ -372,7 +372,7 @@ def test_a_rank_may_be_late_with_the_end_of_the_run_before(tmp_path):
 
 def test_the_folder_of_a_run_that_goes_on_is_left_alone(tmp_path, monkeypatch):
     """Another process records there; this one is told so, and nothing is moved."""
-    monkeypatch.setattr("aorta.records.writer.CLOSING_S", 0.3)
+    monkeypatch.setattr("aorta.record.run_folder.LEAVING_S", 0.3)
     script = (
         "import sys, aorta\n"
         "with aorta.instrument(sys.argv[1]) as recorder:\n"

@@ -134,6 +134,7 @@ def test_every_file_of_a_run_is_opened_by_the_one_opener() -> None:
     allowed = {
         ("records/deaths.py", "open"),  # standard error, by its descriptor
         ("record/host.py", "os.open"),  # /proc
+        ("record/run_folder.py", "os.open"),  # the folder, for its lock
         ("record/lock_holder.py", "os.open"),  # /proc
         ("record/thread_state.py", "os.open"),  # /proc
         ("record/stacks.py", "open"),  # /proc
