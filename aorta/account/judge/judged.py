@@ -143,11 +143,14 @@ class UsualStep(NamedTuple):
     """Mean of the steps that are looked at."""
     error_ms: float
     """Half of the 95 % interval by which that is off the mean of the others, for their scatter."""
+    num_left_out: int
+    """Of the judged steps: all that are looked at, where these are longer than the others, or none."""
 
 
 @once_of_run
 def usual_step(judged: Run) -> UsualStep | None:
-    """None where half of the judged steps or more are looked at: their mean is that of the run."""
+    """None where half of the judged steps or more are looked at: their mean is that of the run. Of the others
+    alone where these are shorter: steps are long for being recorded, or for being early."""
     first, looked = _first_looked_at(judged), looked_at(judged)
     step_ms = judged.metrics["step_ms"][:, first:].mean(axis=0)
     is_known = np.isfinite(step_ms)
@@ -163,9 +166,13 @@ def usual_step(judged: Run) -> UsualStep | None:
     error_ms = NORMAL_95 * math.hypot(
         *(float(ms.std(ddof=1)) / math.sqrt(len(ms)) for ms in (others_ms, recorded_ms))
     )
+    num_left_out = 0
+    if of_recorded - others_ms.mean() > max(error_ms, UNLIKE * others_ms.mean()):
+        num_left_out = len(recorded_ms)
+        median, mean = float(np.median(others_ms)), float(others_ms.mean())
     if is_of_kinds and not is_refilled:
-        return UsualStep(mean, "mean", of_recorded, error_ms)
-    return UsualStep(median, "median", of_recorded, error_ms)
+        return UsualStep(mean, "mean", of_recorded, error_ms, num_left_out)
+    return UsualStep(median, "median", of_recorded, error_ms, num_left_out)
 
 
 def last_holds_the_end(judged: Run) -> bool:

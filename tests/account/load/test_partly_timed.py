@@ -183,14 +183,20 @@ def test_sampled_lines_are_told_of_the_account_s_steps(tmp_path):
     ("untimed_ms", "takes", "told"),
     [
         pytest.param(
-            30.0, "30.0 ms (median", "10.0 ms, and the rest of the 30.0 ms is not known", id="longer"
+            30.0, "30.0 ms (median of all", "10.0 ms, and the rest of the 30.0 ms is not known", id="longer"
         ),
-        pytest.param(9.2, "9.20 ms (median", "10.0 ms, and shortened to add up to 9.20 ms", id="shorter"),
-        pytest.param(10.1, "10.1 ms (median", "", id="alike"),
+        # Of three in four that are left out: 7, 8 and 9. With those of 10 the median would be 8.5.
+        pytest.param(
+            lambda step: 6.0 + step % 4,
+            "8.00 ms (median of 24 of",
+            "10.0 ms, and shortened to add up to 8.00 ms",
+            id="shorter",
+        ),
+        pytest.param(10.1, "10.1 ms (median of all", "", id="alike"),
         # Of three in four that are left out, one in three takes 30: (8 * 10 + 16 * 10 + 8 * 30) / 32.
         pytest.param(
             lambda step: 30.0 if step % 4 == 1 else 10.0,
-            "15.0 ms (mean",
+            "15.0 ms (mean of all",
             "10.0 ms, and the rest of the 15.0 ms is not known",
             id="kinds",
         ),
@@ -200,7 +206,8 @@ def test_the_title_has_the_usual_step_and_what_the_recorded_ones_took_where_that
     tmp_path, untimed_ms, takes, told
 ):
     text = title(alone(sparse_run(tmp_path, untimed_ms=untimed_ms)))
-    assert f"a step takes {takes} of all 32 judged steps, 2 ranks" in text
+    without = "" if "of all" in takes else ", without the recorded ones"
+    assert f"a step takes {takes} 32 judged steps{without}, 2 ranks" in text
     assert text.partition("; its parts were measured in 8 recorded steps of ")[2] == told
 
 
