@@ -72,45 +72,51 @@ def _kernel_lines(kernels: dict[str, Any]) -> Iterator[str]:
 
 
 def own_folder(folder: Path, began_ns: int, notes: Path) -> Path | None:
-    """Return where this command recorded: in a folder of its own where another command held this one.
+    """Return where this command recorded: in a folder of its own where another command held this one, or
+    where another one has moved it since.
 
     None where it recorded nothing. began_ns: when it began, in ns since the epoch. notes: its launch's file.
     """
-    launches = _launches(folder, began_ns)
-    own = (path for name in (notes.name, None) for path, launch in launches.items() if launch == name)
-    return next(own, None)
+    runs = (folder, *sorted(folder.glob("process_*")), *sorted(folder.glob("previous-*"), reverse=True))
+    launches = {path: _launches_of(path) for path in runs if _is_written(path, began_ns)}
+    own = (path for path, names in launches.items() if names is not None and notes.name in names)
+    return next(own, folder if launches.get(folder, ()) is None else None)
 
 
 def is_held(folder: Path, began_ns: int, notes: Path) -> bool:
-    """Whether another command has recorded in the folder meanwhile. Arguments: as of own_folder."""
-    return _launches(folder, began_ns).get(folder) not in (notes.name, None)
+    """Whether another command records in the folder, or has since. Arguments: as of own_folder."""
+    launches = _launches_of(folder)
+    if launches is None or notes.name in launches:
+        return False
+    return _is_written(folder, began_ns) or any(
+        state.is_alive and state.process.ending is None for state in read_states(folder).values()
+    )
 
 
-def _launches(folder: Path, began_ns: int) -> dict[Path, str | None]:
-    """By folder of a run that was written since, itself first, what _launch_of says."""
-    runs = [folder / "run.json", *sorted(folder.glob("process_*/run.json"))]
-    written = [run.parent for run in runs if run.exists() and run.stat().st_mtime_ns >= began_ns]
-    return {path: _launch_of(path) for path in written}
+def _is_written(folder: Path, began_ns: int) -> bool:
+    run = folder / "run.json"
+    return run.exists() and run.stat().st_mtime_ns >= began_ns
 
 
-def _launch_of(folder: Path) -> str | None:
-    """The name of the launch's file, of rank 0's process; None where none is known, or rank 0 was on another
-    machine, whose launch is part of the same job."""
-    state = read_states(folder).get(0)
-    if state is not None and state.process.host != socket.gethostname():
+def _launches_of(folder: Path) -> set[str] | None:
+    """The names of the launches' files, of all ranks' processes. None where none is known, or rank 0 was on
+    another machine, whose launch is part of the same job."""
+    states = read_states(folder)
+    if 0 in states and states[0].process.host != socket.gethostname():
         return None
-    if state is not None and state.process.launch is not None:
-        return state.process.launch
+    found = {name for state in states.values() for name in state.process.launches}
     with suppress(AortaError):
-        return read_run(folder).coverage.get("launch_notes")
-    return None
+        found |= set(filter(None, [read_run(folder).coverage.get("launch_notes")]))
+    return found or None
 
 
-def earlier_run(folder: Path, began_ns: int, goes_on: bool) -> Iterator[str]:
+def earlier_run(folder: Path, began_ns: int, notes: Path, goes_on: bool) -> Iterator[str]:
     """Move an earlier run aside after a command that recorded nothing, or it is read as that one's; yield a
     line on where it is. It stays where its processes live, and where this start or the next goes on with it:
-    by --continue (goes_on), by the run's name, or in a requeue. began_ns: as of other_runs.
+    by --continue (goes_on), by the run's name, or in a requeue. began_ns and notes: as of other_runs.
     """
+    if is_held(folder, began_ns, notes):
+        return
     files = (path for pattern in RUN_FILES for path in folder.glob(pattern))
     names = tuple(path.name for path in files if path.lstat().st_mtime_ns < began_ns)
     launch = launch_of()
@@ -142,7 +148,7 @@ def other_runs(folder: Path, began_ns: int, notes: Path) -> Iterator[str]:
     ):
         files = folder.glob(f"{pattern}/run.json")
         runs = sorted(path.parent for path in files if path.stat().st_mtime_ns >= began_ns)
-        runs = [run for run in runs if _launch_of(run) in (notes.name, None)]
+        runs = [run for run in runs if notes.name in (_launches_of(run) or [notes.name])]
         if runs:
             yield f"aorta: {text} {', '.join(map(str, runs))}"
 

@@ -82,7 +82,7 @@ def run_command(
     recorded: docs/run.md.
     """
     from aorta.attach.settings import AttachSettings, environment_for
-    from aorta.records.launches import VARIABLE, new_notes
+    from aorta.records.launches import OUTER, VARIABLE, new_notes, own_launches
     from aorta.records.run_identity import CONTINUES
 
     _check(options)
@@ -95,6 +95,7 @@ def run_command(
     if goes_on and (run_id := run_in(output)) is not None:
         environment[CONTINUES] = run_id
     notes = new_notes(output.absolute())
+    environment[OUTER] = ":".join(own_launches())
     environment[VARIABLE] = str(notes)
     if settings.kernels == "on" and os.path.exists(AMD_DRIVER):
         _name_tool(environment)
@@ -104,7 +105,7 @@ def run_command(
             if not _conclude(output, report, open_page, began_ns, settings.kernels == "on", status, notes):
                 from aorta.attach.coverage import earlier_run
 
-                for line in earlier_run(output, began_ns, goes_on):
+                for line in earlier_run(output, began_ns, notes, goes_on):
                     click.echo(line, err=True)
         except BrokenPipeError:
             discard_output()
@@ -273,7 +274,9 @@ def _conclude(
             )
         click.echo(f"aorta: nothing was recorded in {output}: {why}", err=True)
         return False
-    if recorded != output:
+    if recorded.name.startswith("previous-"):
+        click.echo(f"aorta: another command has moved what this one recorded to {recorded}", err=True)
+    elif recorded != output:
         click.echo(f"aorta: another command records into {output}: this one recorded in {recorded}", err=True)
     try:
         if report:

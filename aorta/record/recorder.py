@@ -48,7 +48,7 @@ from aorta.record.interception.works import Observer
 from aorta.record.journal import Journal
 from aorta.record.open_steps import Cut, OpenSteps
 from aorta.record.output import Output
-from aorta.record.run_folder import Standing, claim_folder, claiming, ending_of
+from aorta.record.run_folder import Standing, claim_folder, ending_of
 from aorta.record.sampling import Sampling, Store, state_path
 from aorta.record.settings import RecorderSettings, is_int, value_text
 from aorta.record.sources import Sources
@@ -249,10 +249,9 @@ class Recorder:
             self.rank, self.world_size = dist.get_rank(), dist.get_world_size()
         self.output_dir = self.output_dir.absolute()  # the script may change its working directory
         self._pid = os.getpid()
-        with claiming(self.output_dir, self.rank):
-            claim = claim_folder(self.output_dir, self.rank, self.world_size)
-            output = self._output = Output(self.output_dir, claim, self.rank, self.world_size)
+        claim = claim_folder(self.output_dir, self.rank, self.world_size)
         self._store_prefix = f"aorta/{claim.run_id}/{claim.attempt}"
+        output = self._output = Output(self.output_dir, claim, self.rank, self.world_size)
         output.callbacks = self._callbacks
         self._sampling.open(self.rank, self.world_size, self._common_store, state_path(self.output_dir))
         self.steps.began = output.standing.begin

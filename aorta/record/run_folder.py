@@ -34,7 +34,7 @@ from aorta.records.files import (
     steps_name,
     unwritten_name,
 )
-from aorta.records.launches import launcher_pid, own_notes, read_notes
+from aorta.records.launches import own_launches, read_notes
 from aorta.records.reader import last_line, read_run
 from aorta.records.run_identity import (
     RunLaunch,
@@ -58,7 +58,7 @@ from aorta.records.state import (
     read_states,
     states_of,
 )
-from aorta.records.writer import CLOSING_S, LineWriter, move_aside, wait_until_closed
+from aorta.records.writer import LineWriter, move_aside, wait_until_closed
 from aorta.steps.unwritten import unwritten_steps
 
 PATIENCE = timedelta(minutes=5)
@@ -66,7 +66,10 @@ PATIENCE = timedelta(minutes=5)
 ASKING = timedelta(minutes=1)
 """Limit of rank 0's wait for the other ranks to ask, from its claim of the folder on."""
 LEAVING_S = 1.0
-"""Limit of the wait for a process that records into the folder and may be about to end."""
+"""Limit of the wait for a process that records into the folder and may be about to end, and of that for
+another one that claims it."""
+MOST_LAUNCHES = 8
+"""Of earlier attempts, that are named."""
 WRITERS_S = 30.0
 """Limit of the wait for the process that writes the lines of a killed rank."""
 Agents = Callable[[], set[str]]
@@ -88,36 +91,8 @@ class Claim:
     """The number after the last step that the attempts before this one have recorded."""
     saves: list[Save] = field(default_factory=list)
     """What the attempts before this one have saved, by this rank and by rank 0."""
-
-
-@contextmanager
-def claiming(folder: Path, rank: int) -> Iterator[None]:
-    """Let nobody else claim the folder until the rank's state is there, which tells whose it is.
-
-    Rank 0 waits for the one that does, for CLOSING_S; where the file system has no locks, not at all.
-    """
-    descriptor = None
-    if rank == 0:
-        with suppress(OSError):
-            folder.mkdir(parents=True, exist_ok=True)
-            descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-            _lock(descriptor)
-    try:
-        yield
-    finally:
-        if descriptor is not None:
-            os.close(descriptor)
-
-
-def _lock(descriptor: int) -> None:
-    end_s = time.monotonic() + CLOSING_S
-    while True:
-        try:
-            return fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            if time.monotonic() > end_s:
-                return None
-        time.sleep(0.02)
+    launches: list[str] = field(default_factory=list)
+    """Of the attempts before this one, as their ranks' states name them."""
 
 
 def claim_folder(output_dir: Path, rank: int, world_size: int) -> Claim:
@@ -134,7 +109,7 @@ def claim_folder(output_dir: Path, rank: int, world_size: int) -> Claim:
         store = dist.distributed_c10d._get_default_store()
         if rank == 0:
             try:
-                claim = _claim_all(output_dir, launch, lambda: asking_agents(store, world_size))
+                claim = _claim_all(output_dir, launch, world_size, lambda: asking_agents(store, world_size))
             except RecordError as error:  # the others wait for a word, so they get the error
                 announce(store, world_size, _encoded(_Word(error=str(error))))
                 raise
@@ -162,14 +137,15 @@ def _encoded(word: _Word) -> str:
     return msgspec.json.encode(word).decode()
 
 
-def _claim_all(folder: Path, launch: RunLaunch, agents: Agents = set) -> Claim:
+def _claim_all(folder: Path, launch: RunLaunch, world_size: int = 1, agents: Agents = set) -> Claim:
     """Claim the folder for all ranks, as rank 0."""
+    _once_left(folder, 0, lambda: None)
     _wait_for_writers(read_states(folder).values())
     run = _earlier_run(folder, launch, agents)
     if run is None:
-        _wait_until_left(folder)
-        move_aside(folder)
-        return Claim(new_run_id(launch), 0, launch, goes_on=False)
+        claim = _once_left(folder, 0, lambda: _claim_anew(folder, launch, world_size))
+        assert claim is not None
+        return claim
     wait_until_closed(sorted(folder.glob(STEPS_FILES)))
     assert run.run_id is not None
     *earlier, last = run.attempts
@@ -179,11 +155,26 @@ def _claim_all(folder: Path, launch: RunLaunch, agents: Agents = set) -> Claim:
         *earlier,
         with_ending(folder, last, states_of(folder, run.run_id, last.attempt), is_over=True),
     ]
-    saves = _saves_of(folder, 0, run.run_id)
+    saves, launches = _saves_of(folder, 0, run.run_id), _launches_of(folder, 0, run.run_id)
     goes_on = _writes_of(folder / steps_name(0), run.run_id)
     if not goes_on:
         move_aside(folder, (steps_name(0), state_name(0)))
-    return Claim(run.run_id, last.attempt + 1, launch, goes_on, attempts, _step_after(attempts), saves)
+    next_step = _step_after(attempts)
+    return Claim(run.run_id, last.attempt + 1, launch, goes_on, attempts, next_step, saves, launches)
+
+
+def _claim_anew(folder: Path, launch: RunLaunch, world_size: int) -> Claim:
+    """As rank 0 of a new run."""
+    move_aside(folder)
+    claim = Claim(new_run_id(launch), 0, launch, goes_on=False)
+    _write_first_state(folder, claim, 0, world_size)
+    return claim
+
+
+def _launches_of(folder: Path, rank: int, run_id: str) -> list[str]:
+    state = read_states(folder).get(rank)
+    is_of_run = state is not None and state.process.run_id == run_id
+    return state.process.launches[-MOST_LAUNCHES:] if state is not None and is_of_run else []
 
 
 def _saves_of(folder: Path, rank: int, run_id: str) -> list[Save]:
@@ -237,26 +228,69 @@ def _wait_for_writers(states: Iterable[RankState]) -> None:
             time.sleep(0.02)
 
 
-def _wait_until_left(folder: Path) -> None:
-    """Wait until the folder is nobody's: for another process of this command LEAVING_S, and RecordError then.
-    Another command keeps it until it has read its records, so that the error comes at once.
+def _once_left(folder: Path, rank: int, claim: Callable[[], Claim | None]) -> Claim | None:
+    """Make the claim where no other process of this machine records as this rank, or is about to.
 
-    Files that are open would not tell: before its first step a rank has none, and a command that reads none.
+    Files that are open would not tell: before its first step a rank has none. While it is made nobody else
+    makes one, and then the rank's state tells whose the folder is. RecordError after LEAVING_S.
     """
-    notes, end_s = own_notes(), time.monotonic() + LEAVING_S
-    while (state := read_states(folder).get(0)) is not None:
-        process = state.process
-        if process.host != socket.gethostname() or process.pid == os.getpid():
-            return
-        is_of_another = process.launch != (None if notes is None else notes.name)
-        if is_of_another and state.has_launcher:
-            raise RecordError(f"another command records into {folder}: end it, or choose another output_dir")
-        if process.ending is not None or not state.is_alive:
-            return
+    end_s = time.monotonic() + LEAVING_S
+    while True:
+        with _locked(folder):
+            if not _is_taken(folder, rank):
+                return claim()
         if time.monotonic() > end_s:
-            path = folder / steps_name(0)
+            path = folder / steps_name(rank)
             raise RecordError(f"a run is still writing {path}: end it, or choose another output_dir")
         time.sleep(0.05)
+
+
+def _is_taken(folder: Path, rank: int) -> bool:
+    state = read_states(folder).get(rank)
+    if state is None or state.process.ending is not None or state.process.pid == os.getpid():
+        return False
+    return state.process.host == socket.gethostname() and state.is_alive is True
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """One process at a time; LEAVING_S later, or where the file system has no locks, without."""
+    descriptor, end_s = None, time.monotonic() + LEAVING_S
+    with suppress(OSError):
+        folder.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+        while time.monotonic() < end_s:
+            with suppress(BlockingIOError):
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            time.sleep(0.01)
+    try:
+        yield
+    finally:
+        if descriptor is not None:
+            os.close(descriptor)
+
+
+def _write_first_state(folder: Path, claim: Claim, rank: int, world_size: int) -> None:
+    file = StateFile(folder / state_name(rank), 0)
+    file.write(_first_state(claim, rank, world_size))
+    file.close()
+
+
+def _first_state(claim: Claim, rank: int, world_size: int) -> ProcessState:
+    now_ns = time.time_ns()
+    return ProcessState(
+        run_id=claim.run_id,
+        attempt=claim.attempt,
+        rank=rank,
+        world_size=world_size,
+        host=socket.gethostname(),
+        pid=os.getpid(),
+        process_start=process_start(os.getpid()),
+        started_unix_ns=now_ns,
+        written_unix_ns=now_ns,
+        launches=[*dict.fromkeys((*claim.launches, *own_launches()))],
+    )
 
 
 def _write_unwritten(folder: Path, rank: int, run_id: str, attempt: int) -> None:
@@ -287,23 +321,25 @@ def _claim_own(folder: Path, rank: int, launch: RunLaunch, word: _Word) -> Claim
     path = folder / steps_name(rank)
     _wait_for_writers(state for state in read_states(folder).values() if state.rank == rank)
     saves = [*word.saves, *_saves_of(folder, rank, word.run_id)]
+    launches = _launches_of(folder, rank, word.run_id)
     goes_on = word.goes_on and _writes_of(path, word.run_id)
     if goes_on:
         wait_until_closed([path])
     else:
         move_aside(folder, (steps_name(rank), state_name(rank)))
-    return Claim(word.run_id, word.attempt, launch, goes_on, next_step=word.next_step, saves=saves)
+    return Claim(word.run_id, word.attempt, launch, goes_on, [], word.next_step, saves, launches)
 
 
 def _claim_alone(folder: Path, rank: int, world_size: int, launch: RunLaunch) -> Claim:
     """Claim this rank's file without a process group, by what the launcher's variables say alone."""
     run_id, path = derived_run_id(launch), folder / steps_name(rank)
     attempt = launch.num_restarts + launch.num_requeues
+    _once_left(folder, rank, lambda: None)
     _wait_for_writers(state for state in read_states(folder).values() if state.rank == rank)
     if attempt and _writes_of(path, run_id):
         wait_until_closed([path])
-        saves = _saves_of(folder, rank, run_id)
-        return Claim(run_id, attempt, launch, goes_on=True, next_step=_last_number(path) + 1, saves=saves)
+        saves, launches = _saves_of(folder, rank, run_id), _launches_of(folder, rank, run_id)
+        return Claim(run_id, attempt, launch, True, [], _last_number(path) + 1, saves, launches)
     names = {STEPS_FILES: steps_name, STATE_FILES: state_name, COLUMNS_FILES: columns_name}
     patterns = [name(rank) for name in names.values()]
     if rank == 0:
@@ -431,22 +467,7 @@ class Standing:
 
     def __init__(self, folder: Path, claim: Claim, rank: int, world_size: int) -> None:
         self._file = StateFile(folder / state_name(rank), 0)
-        now_ns, notes = time.time_ns(), own_notes()
-        launcher = None if notes is None else launcher_pid(notes)
-        self._state = ProcessState(
-            run_id=claim.run_id,
-            attempt=claim.attempt,
-            rank=rank,
-            world_size=world_size,
-            host=socket.gethostname(),
-            pid=os.getpid(),
-            process_start=process_start(os.getpid()),
-            started_unix_ns=now_ns,
-            written_unix_ns=now_ns,
-            launch=None if notes is None else notes.name,
-            launcher_pid=launcher,
-            launcher_start=None if launcher is None else process_start(launcher),
-        )
+        self._state = _first_state(claim, rank, world_size)
         self._written_s = time.monotonic()
         self._first_step: int | None = None
         self._begun_step: int | None = None

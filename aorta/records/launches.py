@@ -4,7 +4,6 @@ The ranks cannot tell how they died, nor that they died before they trained.
 """
 
 import os
-import re
 import secrets
 import socket
 import time
@@ -22,6 +21,8 @@ from aorta.records.seal import encoded
 
 VARIABLE = "AORTA_LAUNCH_NOTES"
 """The environment variable that names the file of a launch."""
+OUTER = "AORTA_OUTER_LAUNCHES"
+"""That with the names of the files of launches around that one, with colons between."""
 _MOST_BYTES = 1 << 22
 _MOST_FILES = 200
 
@@ -49,8 +50,8 @@ class LaunchNote(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 def new_notes(folder: Path) -> Path:
-    """The file of a new launch by this process, for the environment of those that it starts."""
-    return folder / f"launch_{os.getpid()}_{secrets.token_hex(6)}.jsonl"
+    """The file of a new launch, for the environment of its processes."""
+    return folder / f"launch_{secrets.token_hex(6)}.jsonl"
 
 
 def own_notes() -> Path | None:
@@ -59,10 +60,10 @@ def own_notes() -> Path | None:
     return Path(path) if path else None
 
 
-def launcher_pid(notes: Path) -> int | None:
-    """Of the process that made the name of this file."""
-    found = re.fullmatch(r"launch_(\d+)_\w+\.jsonl", notes.name)
-    return None if found is None else int(found[1])
+def own_launches() -> list[str]:
+    """The names of the files of this process's launches: of commands within each other, outer ones first."""
+    notes = own_notes()
+    return [*filter(None, os.environ.get(OUTER, "").split(":")), *([] if notes is None else [notes.name])]
 
 
 def note(path: Path, kind: Literal["failure", "signal", "end"], **fields: object) -> None:

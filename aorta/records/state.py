@@ -84,11 +84,8 @@ class ProcessState(msgspec.Struct, frozen=True, kw_only=True):
     writer_pid: int | None = None
     """Process that writes this rank's lines, where it is another one: it may outlive the rank."""
     writer_start: float | None = None
-    launch: str | None = None
-    """Name of its launch's file, and the process that launched: its command, which reads the records when
-    the training has ended. None outside of `aorta run`."""
-    launcher_pid: int | None = None
-    launcher_start: float | None = None
+    launches: list[str] = []
+    """Names of the files of the launches that it is of, and those that earlier attempts were of."""
     ending: Ending | None = None
 
 
@@ -135,14 +132,6 @@ class RankState(msgspec.Struct, frozen=True, kw_only=True):
             return False
         # A writer without a start had ended before its start could be read.
         return process.writer_start is not None and _runs(process.writer_pid, process.writer_start)
-
-    @property
-    def has_launcher(self) -> bool:
-        """True while the command on this machine that launched it has not ended."""
-        process = self.process
-        if process.launcher_pid is None or process.host != socket.gethostname():
-            return False
-        return process.launcher_start is not None and _runs(process.launcher_pid, process.launcher_start)
 
 
 def _runs(pid: int, start: float | None) -> bool:

@@ -9,12 +9,13 @@ from pathlib import Path
 import click
 import pytest
 
-from aorta.attach.coverage import other_runs, own_folder
+from aorta.attach.coverage import is_held, other_runs, own_folder
 from aorta.cli import run
 from aorta.cli.ab import ab_command
 from aorta.cli.job import capture_command
 from aorta.cli.run import check_module, check_output, run_command
 from aorta.errors import ConfigError
+from aorta.records.launches import OUTER, VARIABLE, own_launches
 from tests.records.plain_records import step
 from tests.records.run_folders import run_record, write_run
 
@@ -127,16 +128,37 @@ def test_a_command_beside_another_one_in_a_folder_reports_what_it_recorded_itsel
         write_run(folder, [step(0)], run_record(1, coverage={"launch_notes": notes}))
     for notes, recorded in (("other", tmp_path), ("own", tmp_path / "process_7"), ("neither", None)):
         assert own_folder(tmp_path, 0, tmp_path / f"launch_{notes}.jsonl") == recorded
+        assert is_held(tmp_path, 0, tmp_path / f"launch_{notes}.jsonl") == (notes != "other")
     assert list(other_runs(tmp_path, 0, tmp_path / "launch_other.jsonl")) == []
+
+
+def test_a_run_that_another_command_has_moved_is_found(tmp_path: Path) -> None:
+    for folder, notes in ((tmp_path, "launch_other.jsonl"), (tmp_path / "previous-1", "launch_own.jsonl")):
+        write_run(folder, [step(0)], run_record(1, coverage={"launch_notes": notes}))
+    assert own_folder(tmp_path, 0, tmp_path / "launch_own.jsonl") == tmp_path / "previous-1"
+
+
+def test_launches_within_each_other_are_all_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(OUTER, raising=False)
+    monkeypatch.delenv(VARIABLE, raising=False)
+    assert own_launches() == []
+    monkeypatch.setenv(VARIABLE, "/out/launch_b.jsonl")
+    assert own_launches() == ["launch_b.jsonl"]
+    monkeypatch.setenv(OUTER, "launch_a.jsonl")
+    assert own_launches() == ["launch_a.jsonl", "launch_b.jsonl"]
 
 
 LOOP = """
 import sys, time, torch
+from pathlib import Path
+
 model = torch.nn.Linear(4, 4)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 for _ in range(int(sys.argv[1])):
     model(torch.ones(2, 4)).sum().backward()
     optimizer.step()
+    Path(f"trains_{sys.argv[1]}").touch()
+while len([*Path().glob("trains_*")]) < 2:  # the other one has its folder then
     time.sleep(0.01)
 """
 

@@ -1,5 +1,6 @@
 """Files that a run without a process group moves aside before it writes."""
 
+import os
 import socket
 import subprocess
 import sys
@@ -11,7 +12,7 @@ from aorta.record import run_folder
 from aorta.record.run_folder import claim_folder
 from aorta.records.files import RUN_FILES, state_name, steps_name
 from aorta.records.run_identity import process_start
-from aorta.records.state import ProcessState, StateFile
+from aorta.records.state import ProcessState, StateFile, read_states
 
 
 def finished_run(folder, world_size):
@@ -24,7 +25,11 @@ def finished_run(folder, world_size):
 
 
 def left(folder):
-    return {path.name for path in folder.iterdir() if not path.name.startswith("previous-")}
+    """Without the state of a rank of this process, which tells whose the folder is."""
+    own = {
+        state_name(rank) for rank, state in read_states(folder).items() if state.process.pid == os.getpid()
+    }
+    return {path.name for path in folder.iterdir() if not path.name.startswith("previous-")} - own
 
 
 def moved(folder):
