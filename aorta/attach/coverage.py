@@ -3,7 +3,6 @@
 They are printed by the process of `aorta run`, which does not load torch.
 """
 
-import socket
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -99,12 +98,8 @@ def _is_written(folder: Path, began_ns: int) -> bool:
 
 
 def _launches_of(folder: Path) -> set[str] | None:
-    """The names of the launches' files, of all ranks' processes. None where none is known, or rank 0 was on
-    another machine, whose launch is part of the same job."""
-    states = read_states(folder)
-    if 0 in states and states[0].process.host != socket.gethostname():
-        return None
-    found = {name for state in states.values() for name in state.process.launches}
+    """The names of the launches' files, of all ranks' processes. None where none is known."""
+    found = {name for state in read_states(folder).values() for name in state.process.launches}
     with suppress(AortaError):
         found |= set(filter(None, [read_run(folder).coverage.get("launch_notes")]))
     return found or None

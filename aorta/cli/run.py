@@ -263,10 +263,10 @@ def _conclude(
 
     recorded = own_folder(output, began_ns, notes)
     if recorded is None:
-        if status:
-            why = f"the command ended with status {status} before a step that aorta saw"
-        elif is_held(output, began_ns, notes):
+        if is_held(output, began_ns, notes):
             why = "another command records there; choose another folder with -o"
+        elif status:
+            why = f"the command ended with status {status} before a step that aorta saw"
         else:
             why = (
                 "no process that aorta reached trained with torch, unless it records itself. It cannot "
@@ -274,10 +274,11 @@ def _conclude(
             )
         click.echo(f"aorta: nothing was recorded in {output}: {why}", err=True)
         return False
-    if recorded.name.startswith("previous-"):
-        click.echo(f"aorta: another command has moved what this one recorded to {recorded}", err=True)
-    elif recorded != output:
-        click.echo(f"aorta: another command records into {output}: this one recorded in {recorded}", err=True)
+    if recorded != output:
+        says = f"another command records into {output}: this one recorded in {recorded}"
+        if recorded.name.startswith("previous-"):
+            says = f"another command has moved what this one recorded to {recorded}"
+        click.echo(f"aorta: {says}", err=True)
     try:
         if report:
             from aorta.cli.report import label_of, report_folder, write_and_print

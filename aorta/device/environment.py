@@ -146,8 +146,9 @@ def environment_warnings(
         ]
     if platform == "cuda" and environ.get("CUDA_DEVICE_MAX_CONNECTIONS") == "1":
         lines.append(
-            "CUDA_DEVICE_MAX_CONNECTIONS=1: all streams share one hardware queue, so that communication and "
-            "compute can wait for each other, and more so with timing events between them"
+            "CUDA_DEVICE_MAX_CONNECTIONS=1: all streams share one hardware queue: communication that is "
+            "launched before compute starts first, and what is launched behind it can wait for it, more so "
+            "with timing events between them"
         )
     if platform == "hip":
         num_queues = environ.get("GPU_MAX_HW_QUEUES", "4")

@@ -58,7 +58,7 @@ from aorta.records.state import (
     read_states,
     states_of,
 )
-from aorta.records.writer import LineWriter, move_aside, wait_until_closed
+from aorta.records.writer import CLOSING_S, LineWriter, move_aside, wait_until_closed
 from aorta.steps.unwritten import unwritten_steps
 
 PATIENCE = timedelta(minutes=5)
@@ -66,10 +66,10 @@ PATIENCE = timedelta(minutes=5)
 ASKING = timedelta(minutes=1)
 """Limit of rank 0's wait for the other ranks to ask, from its claim of the folder on."""
 LEAVING_S = 1.0
-"""Limit of the wait for a process that records into the folder and may be about to end, and of that for
-another one that claims it."""
+"""Limit of the wait for a process that records into the folder and may be about to end, of one that can go to
+a folder beside it."""
 MOST_LAUNCHES = 8
-"""Of earlier attempts, that are named."""
+"""Of earlier attempts, that a state names."""
 WRITERS_S = 30.0
 """Limit of the wait for the process that writes the lines of a killed rank."""
 Agents = Callable[[], set[str]]
@@ -139,13 +139,11 @@ def _encoded(word: _Word) -> str:
 
 def _claim_all(folder: Path, launch: RunLaunch, world_size: int = 1, agents: Agents = set) -> Claim:
     """Claim the folder for all ranks, as rank 0."""
-    _once_left(folder, 0, lambda: None)
+    _wait_until_left(folder, 0, world_size)
     _wait_for_writers(read_states(folder).values())
     run = _earlier_run(folder, launch, agents)
     if run is None:
-        claim = _once_left(folder, 0, lambda: _claim_anew(folder, launch, world_size))
-        assert claim is not None
-        return claim
+        return _claim_anew(folder, launch, world_size)
     wait_until_closed(sorted(folder.glob(STEPS_FILES)))
     assert run.run_id is not None
     *earlier, last = run.attempts
@@ -164,11 +162,16 @@ def _claim_all(folder: Path, launch: RunLaunch, world_size: int = 1, agents: Age
 
 
 def _claim_anew(folder: Path, launch: RunLaunch, world_size: int) -> Claim:
-    """As rank 0 of a new run."""
-    move_aside(folder)
-    claim = Claim(new_run_id(launch), 0, launch, goes_on=False)
-    _write_first_state(folder, claim, 0, world_size)
-    return claim
+    """As rank 0 of a new run. Of several that claim at once the first one's state tells the others."""
+    while True:
+        _wait_until_left(folder, 0, world_size)
+        wait_until_closed(sorted(folder.glob(STEPS_FILES)))  # not within the lock, for which others wait
+        with _locked(folder):
+            if not _is_taken(folder, 0):
+                move_aside(folder)
+                claim = Claim(new_run_id(launch), 0, launch, goes_on=False)
+                _write_first_state(folder, claim, 0, world_size)
+                return claim
 
 
 def _launches_of(folder: Path, rank: int, run_id: str) -> list[str]:
@@ -228,47 +231,52 @@ def _wait_for_writers(states: Iterable[RankState]) -> None:
             time.sleep(0.02)
 
 
-def _once_left(folder: Path, rank: int, claim: Callable[[], Claim | None]) -> Claim | None:
-    """Make the claim where no other process of this machine records as this rank, or is about to.
-
-    Files that are open would not tell: before its first step a rank has none. While it is made nobody else
-    makes one, and then the rank's state tells whose the folder is. RecordError after LEAVING_S.
-    """
-    end_s = time.monotonic() + LEAVING_S
-    while True:
-        with _locked(folder):
-            if not _is_taken(folder, rank):
-                return claim()
+def _wait_until_left(folder: Path, rank: int, world_size: int) -> None:
+    """Wait until no other process of this machine records as this rank, or is about to: before its first step
+    it has no file open. RecordError where it stays; of several ranks, which have no other folder, later."""
+    end_s = time.monotonic() + (LEAVING_S if world_size == 1 else CLOSING_S)
+    while _is_taken(folder, rank):
         if time.monotonic() > end_s:
-            path = folder / steps_name(rank)
-            raise RecordError(f"a run is still writing {path}: end it, or choose another output_dir")
+            raise _still_writing(folder / steps_name(rank))
         time.sleep(0.05)
+
+
+def _still_writing(path: Path) -> RecordError:
+    return RecordError(f"a run is still writing {path}: end it, or choose another output_dir")
 
 
 def _is_taken(folder: Path, rank: int) -> bool:
     state = read_states(folder).get(rank)
-    if state is None or state.process.ending is not None or state.process.pid == os.getpid():
+    own = (os.getpid(), os.getppid())  # a parent waits for the ranks that it has started
+    if state is None or state.process.ending is not None or state.process.pid in own:
         return False
     return state.process.host == socket.gethostname() and state.is_alive is True
 
 
 @contextmanager
 def _locked(folder: Path) -> Iterator[None]:
-    """One process at a time; LEAVING_S later, or where the file system has no locks, without."""
-    descriptor, end_s = None, time.monotonic() + LEAVING_S
-    with suppress(OSError):
-        folder.mkdir(parents=True, exist_ok=True)
-        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-        while time.monotonic() < end_s:
-            with suppress(BlockingIOError):
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            time.sleep(0.01)
+    """One process at a time; RecordError where another stays. Without, where the file system has no locks."""
+    descriptor, end_s = None, time.monotonic() + CLOSING_S
     try:
+        with suppress(OSError):
+            folder.mkdir(parents=True, exist_ok=True)
+            descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+            while not _takes_lock(descriptor):
+                if time.monotonic() > end_s:
+                    raise _still_writing(folder)
+                time.sleep(0.01)
         yield
     finally:
         if descriptor is not None:
             os.close(descriptor)
+
+
+def _takes_lock(descriptor: int) -> bool:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 def _write_first_state(folder: Path, claim: Claim, rank: int, world_size: int) -> None:
@@ -334,7 +342,7 @@ def _claim_alone(folder: Path, rank: int, world_size: int, launch: RunLaunch) ->
     """Claim this rank's file without a process group, by what the launcher's variables say alone."""
     run_id, path = derived_run_id(launch), folder / steps_name(rank)
     attempt = launch.num_restarts + launch.num_requeues
-    _once_left(folder, rank, lambda: None)
+    _wait_until_left(folder, rank, world_size)
     _wait_for_writers(state for state in read_states(folder).values() if state.rank == rank)
     if attempt and _writes_of(path, run_id):
         wait_until_closed([path])

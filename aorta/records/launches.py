@@ -22,7 +22,7 @@ from aorta.records.seal import encoded
 VARIABLE = "AORTA_LAUNCH_NOTES"
 """The environment variable that names the file of a launch."""
 OUTER = "AORTA_OUTER_LAUNCHES"
-"""That with the names of the files of launches around that one, with colons between."""
+"""The environment variable with the names of the files of launches around that one, with colons between."""
 _MOST_BYTES = 1 << 22
 _MOST_FILES = 200
 

@@ -28,6 +28,7 @@ WITHOUT_PROGRAM = {
     ("compute", "make lengths of Fourier transforms"): "as of the one that is known",
     ("late_rank", "inspect"): "a fault of a machine",
     ("no_prefetch", "leave CUDA_DEVICE_MAX_CONNECTIONS=1"): "gpu_late_gathers sets it: there it helps",
+    ("no_prefetch", "more rows a step give"): "what is left",
     ("transfer", "the plain optimizer in place"): "zero_alone shows it, and is told which",
     ("program_code", "DistributedDataParallel, with a process"): "the changed program has more ranks",
     ("program_code", "torch.cuda.memory._record_memory_history"): "allocations_traced is as that on a CPU",

@@ -172,7 +172,11 @@ def test_two_commands_that_begin_at_once_in_a_folder_each_keep_their_records(tmp
         )
         for num in ("40", "70")
     ]
-    said = [process.communicate(timeout=120)[1] for process in started]
+    try:
+        said = [process.communicate(timeout=120)[1] for process in started]
+    finally:
+        for process in started:
+            process.kill()
     assert [process.returncode for process in started] == [0, 0]
     assert ["rank 0: 40 steps" in said[0], "rank 0: 70 steps" in said[1]] == [True, True]
     assert ["another command records into out" in text for text in said].count(True) == 1

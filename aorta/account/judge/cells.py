@@ -31,7 +31,7 @@ from aorta.account.load.waits import is_one_group
 from aorta.account.model import Run, Statistic, once_of_run
 from aorta.account.numbers import quantity
 from aorta.account.rows import positive, ratio
-from aorta.timeline.arrays import Floats, Ints
+from aorta.timeline.arrays import Flags, Floats, Ints
 from aorta.timeline.collective import POINT_TO_POINT
 from aorta.timeline.types import Source
 
@@ -318,7 +318,7 @@ def account_of(judged: Run) -> Account:
         longest_ms=float(positive(judged.values("step_ms")).max(initial=0.0)),
         outside=outside_of(judged),
         usual=usual,
-        spread=statistic(step if usual is None else judged.values("step_ms")),
+        spread=statistic(step if usual is None else judged.values("step_ms")[:, _is_in(judged, usual)]),
         reasons=reasons,
         contradiction=reasons["compute"] if wrong is not None else "",
     )
@@ -420,6 +420,11 @@ def _late_by_recording(cells: dict[str, Floats], ms: float) -> None:
         own = cells["instrument"]
         more = np.minimum(ms - own, cells["wait"])
         cells["instrument"], cells["wait"] = own + more, cells["wait"] - more
+
+
+def _is_in(judged: Run, usual: UsualStep) -> Flags:
+    """[judged step]: the usual one is of it."""
+    return np.isin(judged.global_step[judged.judged_steps], usual.global_step)
 
 
 def _usual_ready_ms(judged: Run, usual: UsualStep) -> float | None:

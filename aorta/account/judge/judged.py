@@ -18,7 +18,7 @@ from aorta.account.model import CollectiveKind, CollectiveRow, Dataset, Run, Sta
 from aorta.account.numbers import none_if_nan
 from aorta.account.rows import row_medians_and_percentile
 from aorta.errors import ReportError
-from aorta.timeline.arrays import Flags, Floats
+from aorta.timeline.arrays import Flags, Floats, Ints
 from aorta.timeline.collective import busbw_factor
 from aorta.timeline.noise import NORMAL_95
 from aorta.timeline.statistics import MIN_STEPS, WARMUP_RULE, WARMUP_SHARE, warmup_steps
@@ -134,7 +134,7 @@ def _unlike_start(run: Run, first: int, is_looked_at: Flags) -> Flags:
 
 
 class UsualStep(NamedTuple):
-    """The step of a run of which few are looked at, by the lengths of all judged ones, which are known."""
+    """The step of a run of which few are looked at, by the lengths of the judged ones, which are known."""
 
     ms: float
     statistic: Literal["median", "mean"]
@@ -143,8 +143,10 @@ class UsualStep(NamedTuple):
     """Mean of the steps that are looked at."""
     error_ms: float
     """Half of the 95 % interval by which that is off the mean of the others, for their scatter."""
-    num_left_out: int
-    """Of the judged steps: all that are looked at, where these are longer than the others, or none."""
+    is_of_left_out: bool
+    """Of those alone that were not recorded, since the recorded ones are longer."""
+    global_step: Ints
+    """That it is of."""
 
 
 @once_of_run
@@ -166,13 +168,17 @@ def usual_step(judged: Run) -> UsualStep | None:
     error_ms = NORMAL_95 * math.hypot(
         *(float(ms.std(ddof=1)) / math.sqrt(len(ms)) for ms in (others_ms, recorded_ms))
     )
-    num_left_out = 0
-    if of_recorded - others_ms.mean() > max(error_ms, UNLIKE * others_ms.mean()):
-        num_left_out = len(recorded_ms)
-        median, mean = float(np.median(others_ms)), float(others_ms.mean())
+    is_of = is_known & judged.left_out[first:]
+    is_of_left_out = is_of.sum() >= len(recorded_ms) and bool(
+        step_ms[is_known & ~is_of].mean() - step_ms[is_of].mean()
+        > max(error_ms, UNLIKE * step_ms[is_of].mean())
+    )
+    if is_of_left_out:
+        median, mean = float(np.median(step_ms[is_of])), float(step_ms[is_of].mean())
+    steps = judged.global_step[first:][is_of if is_of_left_out else is_known]
     if is_of_kinds and not is_refilled:
-        return UsualStep(mean, "mean", of_recorded, error_ms, num_left_out)
-    return UsualStep(median, "median", of_recorded, error_ms, num_left_out)
+        return UsualStep(mean, "mean", of_recorded, error_ms, is_of_left_out, steps)
+    return UsualStep(median, "median", of_recorded, error_ms, is_of_left_out, steps)
 
 
 def last_holds_the_end(judged: Run) -> bool:

@@ -82,9 +82,8 @@ def title(dataset: Dataset) -> str:
     steps = (
         f"mean of {num_steps:,} of {judged}{', without the recorded ones' * bool(recorded_apart(dataset))}"
     )
-    if usual is not None and usual.num_left_out:
-        num_steps = account.num_judged - usual.num_left_out
-        steps = f"{usual.statistic} of {num_steps:,} of {judged}, without the recorded ones"
+    if usual is not None and usual.is_of_left_out:
+        steps = f"{usual.statistic} of {len(usual.global_step):,} of {judged}, without the recorded ones"
     elif usual is not None:
         steps = f"{usual.statistic} of all {judged}"
     elif num_steps == account.num_judged:

@@ -7,7 +7,7 @@ import pytest
 from aorta.account.judge.answer import dataset_answer
 from aorta.account.judge.cells import account_of
 from aorta.account.judge.gate import check_budget, load_budget
-from aorta.account.judge.judged import dataset, judge
+from aorta.account.judge.judged import dataset, judge, usual_step
 from aorta.account.judge.profiles import told_steps
 from aorta.account.judge.timed_steps import remarks
 from aorta.account.load.open import load_run
@@ -209,6 +209,18 @@ def test_the_title_has_the_usual_step_and_what_the_recorded_ones_took_where_that
     without = "" if "of all" in takes else ", without the recorded ones"
     assert f"a step takes {takes} 32 judged steps{without}, 2 ranks" in text
     assert text.partition("; its parts were measured in 8 recorded steps of ")[2] == told
+
+
+def test_early_recorded_steps_are_no_usual_ones_either(tmp_path):
+    """16 of 100 ms at the start and 8 of 60 later, beside 36 of 55 that were not recorded."""
+    run = load_run(sparse_run(tmp_path, num_steps=60), "a")
+    step = np.arange(60)
+    timed = (step < 16) | ((step % 5 == 1) & (step < 56))
+    run.metrics["step_ms"][:] = np.where(step < 16, 100.0, np.where(timed, 60.0, 55.0))
+    for name in ("compute_ms", "comm_ms", "exposed_ms"):
+        run.metrics[name][:] = np.where(timed, 10.0, np.nan)
+    usual = usual_step(judge(msgspec.structs.replace(run, left_out=~timed)))
+    assert (usual.ms, usual.is_of_left_out, len(usual.global_step)) == (55.0, True, 36)
 
 
 def test_of_the_rest_of_a_longer_usual_step_the_phases_are_known_where_the_host_has_them(tmp_path):

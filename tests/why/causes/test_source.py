@@ -203,7 +203,7 @@ def test_the_line_that_runs_is_not_told_again(tmp_path):
         ("sampler = DistributedSampler(rows)", True),
         ("own = list(range(rank * share, (rank + 1) * share))", True),
         ("own = np.arange(rank * share, (rank + 1) * share)", True),
-        ("own = torch.arange(2, 9) + rank", False),
+        ("positions = torch.arange(rank * share, (rank + 1) * share)", False),
         ("own = [rows[i] for i in range(dist.get_rank(), len(rows), world)]", True),
         ("later = [*range(rank + 1, 9)]", False),
         ("both = zip(range(2, 9), [rank])", False),

@@ -23,16 +23,16 @@ rows = torch.randn(2048, WIDTH, device=device, dtype=torch.bfloat16)
 
 
 def gather(layer):
-    return dist.all_gather_into_tensor(whole[layer % 2], shards[layer % LAYERS], async_op=True)
+    return dist.all_gather_into_tensor(whole[layer % 2], shards[layer], async_op=True)
 
 
 for _ in steps(120):
     hidden, coming = rows, gather(0)
     for layer in range(LAYERS):
         coming.wait()
-        coming = gather(layer + 1)
+        if layer + 1 < LAYERS:
+            coming = gather(layer + 1)
         hidden = torch.tanh(hidden @ whole[layer % 2])
-    coming.wait()
     head(hidden).float().square().mean().backward()
     for parameter in head.parameters():
         dist.all_reduce(parameter.grad, op=dist.ReduceOp.AVG)
