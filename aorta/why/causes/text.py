@@ -27,11 +27,13 @@ from aorta.account.judge.timed_steps import recorded_apart
 from aorta.account.load.measures import num_local_ranks, peak_text
 from aorta.account.model import Causes, Dataset, Run
 from aorta.account.numbers import byte_text, counted, number, percent, quantity
+from aorta.records.schema import WorkOfStep
 from aorta.records.stacks import StackFrame
 from aorta.timeline.statistics import MIN_STEPS
 from aorta.timeline.types import TRACE_SOURCES
 from aorta.traces.classify import kernel_class
 from aorta.why.causes.finding import CauseFinding
+from aorta.why.causes.losses.needless import PAGE_BYTES, new_pages
 from aorta.why.causes.losses.parts import part_of_device
 from aorta.why.causes.program import program_of, settings_in_force
 from aorta.why.causes.rules import rules
@@ -153,15 +155,29 @@ def causes_text(causes: Causes, run: Run) -> str:
 
 
 def notes(causes: Causes, run: Run) -> list[str]:
-    """What cannot be told, settings that slow communication down, the largest phase, evaluations, what no
-    cause explains, what is in no step."""
+    """What cannot be told, settings that slow communication down, the largest phase, evaluations, new pages,
+    what no cause explains, what is in no step."""
     account = account_of(run)
     unexplained = _unexplained_text(causes, account.mean_step_ms) if causes.listed else ""
     texts = (
-        *(_settings_text(causes, run), largest_text(run), evaluation_text(run)),
+        *(_settings_text(causes, run), largest_text(run), evaluation_text(run), _pages_text(causes, run)),
         *(unexplained, _outside_text(account, run)),
     )
     return [*causes.cannot_tell, *causes.no_loss, *(text for text in texts if text)]
+
+
+def _pages_text(causes: Causes, run: Run) -> str:
+    """New pages of memory that cannot be told to be of operators' results, whoever asks for them."""
+    pages, work = new_pages(run), run.noted.work or WorkOfStep()
+    if pages is None or pages.part < LARGE_SHARE or account_of(run).on_device:
+        return ""
+    if work.rows_bytes >= pages.faults * PAGE_BYTES or any(one.origin == "pages" for one in causes.listed):
+        return ""
+    remedy = next(change.set for change in rules()["compute"].change if change.op == "pages")
+    return (
+        f"The thread that trains takes {pages.faults:,.0f} new pages of memory a step, for which the system"
+        f" has {quantity(pages.ms, 'ms')} of its CPU time, whatever they are for: {remedy}."
+    )
 
 
 def _settings_text(causes: Causes, run: Run) -> str:
@@ -297,6 +313,7 @@ def nothing_text(dataset: Dataset, causes: Causes) -> str:
         and not (causes.cannot_tell or causes.no_loss)
         and not (is_large or is_lossy or is_large_phase or through_memory)
         and not _settings_text(causes, dataset.first)
+        and not _pages_text(causes, dataset.first)
     )
     text = NOTHING if is_nothing else "No cause is named."
     lost = "; ".join(loss_texts(dataset, "the trace" if is_window(dataset) else "a step")).removesuffix(".")

@@ -27,7 +27,7 @@ from aorta.why.causes.losses import needless
 from aorta.why.causes.rank import found_causes
 from aorta.why.causes.rules import rules
 from aorta.why.causes.source import Source
-from aorta.why.causes.text import nothing_text
+from aorta.why.causes.text import notes, nothing_text
 from tests.records.run_folders import run_record
 from tests.why.causes.runs import GPU_RUN, MIB, Host, causes, plain, run_of, sampled, slow_loader, waited
 from tests.why.causes.stacks import COMMON, FRAMES, TRAIN, write_stacks
@@ -922,9 +922,13 @@ def test_new_pages_take_what_the_thread_is_in_the_system_for_them(tmp_path, faul
         use = HostUse(30.0, 0.0, 30.0, faults, system_ms)
         return host.work(30.0 - load_ms), {"world_size": 1, "host_use": use}
 
-    found = causes(judge(load_run(run_of(tmp_path / "run", make, run, width=1), "run")))
+    judged = judge(load_run(run_of(tmp_path / "run", make, run, width=1), "run"))
+    found = causes(judged)
     named = [one for one in found if "new pages" in one.subject]
     assert [one.ms for one in named] == ([] if ms is None else [pytest.approx(ms, rel=0.01)])
+    others = [text for text in notes(found_causes(judged), judged) if "takes 4,000 new pages" in text]
+    is_left = (ms is None and faults == 4000) or load_ms > 0
+    assert len(others) == is_left  # whatever they are for
     for cause in named:
         assert cause.headline.startswith(
             "new pages of memory for results of operators in Net.forward(), a.py:3:"
