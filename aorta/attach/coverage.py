@@ -141,9 +141,8 @@ def other_runs(folder: Path, began_ns: int, notes: Path) -> Iterator[str]:
         ("previous-*", "the command trained more than once; earlier runs are in"),
         ("process_*", "more processes trained, each alone; their records are in"),
     ):
-        files = folder.glob(f"{pattern}/run.json")
-        runs = sorted(path.parent for path in files if path.stat().st_mtime_ns >= began_ns)
-        runs = [run for run in runs if notes.name in (_launches_of(run) or [notes.name])]
+        written = (path for path in sorted(folder.glob(pattern)) if _is_written(path, began_ns))
+        runs = [path for path in written if notes.name in (_launches_of(path) or [notes.name])]
         if runs:
             yield f"aorta: {text} {', '.join(map(str, runs))}"
 

@@ -46,7 +46,7 @@ class Output:
         self.path = folder
         self.rank, self.world_size = rank, world_size
         self.folder = RunFolder(folder, rank, claim.goes_on)
-        self.standing = Standing(folder, claim, rank, world_size)
+        self.standing = claim.standing or Standing(folder, claim, rank, world_size)
         self.callbacks: list[Callable[[StepRecord], None]] = []
         self.num_unresolved = self.num_lost = 0
         self._sink: RecordSink | None = None

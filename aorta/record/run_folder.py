@@ -13,7 +13,7 @@ import socket
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from pathlib import Path
 
@@ -93,6 +93,8 @@ class Claim:
     """What the attempts before this one have saved, by this rank and by rank 0."""
     launches: list[str] = field(default_factory=list)
     """Of the attempts before this one, as their ranks' states name them."""
+    standing: "Standing | None" = None
+    """Of a new run's rank 0, by which the folder is its own; the others have none yet."""
 
 
 def claim_folder(output_dir: Path, rank: int, world_size: int) -> Claim:
@@ -153,12 +155,20 @@ def _claim_all(folder: Path, launch: RunLaunch, world_size: int = 1, agents: Age
         *earlier,
         with_ending(folder, last, states_of(folder, run.run_id, last.attempt), is_over=True),
     ]
-    saves, launches = _saves_of(folder, 0, run.run_id), _launches_of(folder, 0, run.run_id)
+    saves, launches = _earlier(folder, 0, run.run_id)
     goes_on = _writes_of(folder / steps_name(0), run.run_id)
     if not goes_on:
         move_aside(folder, (steps_name(0), state_name(0)))
-    next_step = _step_after(attempts)
-    return Claim(run.run_id, last.attempt + 1, launch, goes_on, attempts, next_step, saves, launches)
+    return Claim(
+        run.run_id,
+        last.attempt + 1,
+        launch,
+        goes_on,
+        earlier=attempts,
+        next_step=_step_after(attempts),
+        saves=saves,
+        launches=launches,
+    )
 
 
 def _claim_anew(folder: Path, launch: RunLaunch, world_size: int) -> Claim:
@@ -170,19 +180,15 @@ def _claim_anew(folder: Path, launch: RunLaunch, world_size: int) -> Claim:
             if not _is_taken(folder, 0):
                 move_aside(folder)
                 claim = Claim(new_run_id(launch), 0, launch, goes_on=False)
-                _write_first_state(folder, claim, 0, world_size)
-                return claim
+                return replace(claim, standing=Standing(folder, claim, 0, world_size))
 
 
-def _launches_of(folder: Path, rank: int, run_id: str) -> list[str]:
+def _earlier(folder: Path, rank: int, run_id: str) -> tuple[list[Save], list[str]]:
+    """What a rank's state tells of the attempts of this run before: its saves and its launches."""
     state = read_states(folder).get(rank)
-    is_of_run = state is not None and state.process.run_id == run_id
-    return state.process.launches[-MOST_LAUNCHES:] if state is not None and is_of_run else []
-
-
-def _saves_of(folder: Path, rank: int, run_id: str) -> list[Save]:
-    state = read_states(folder).get(rank)
-    return state.process.saves if state is not None and state.process.run_id == run_id else []
+    if state is None or state.process.run_id != run_id:
+        return [], []
+    return state.process.saves, state.process.launches[-MOST_LAUNCHES:]
 
 
 def _step_after(attempts: Iterable[AttemptRecord]) -> int:
@@ -279,28 +285,6 @@ def _takes_lock(descriptor: int) -> bool:
     return True
 
 
-def _write_first_state(folder: Path, claim: Claim, rank: int, world_size: int) -> None:
-    file = StateFile(folder / state_name(rank), 0)
-    file.write(_first_state(claim, rank, world_size))
-    file.close()
-
-
-def _first_state(claim: Claim, rank: int, world_size: int) -> ProcessState:
-    now_ns = time.time_ns()
-    return ProcessState(
-        run_id=claim.run_id,
-        attempt=claim.attempt,
-        rank=rank,
-        world_size=world_size,
-        host=socket.gethostname(),
-        pid=os.getpid(),
-        process_start=process_start(os.getpid()),
-        started_unix_ns=now_ns,
-        written_unix_ns=now_ns,
-        launches=[*dict.fromkeys((*claim.launches, *own_launches()))],
-    )
-
-
 def _write_unwritten(folder: Path, rank: int, run_id: str, attempt: int) -> None:
     """Write the steps that a killed process had closed and not written."""
     unwritten, path = folder / unwritten_name(rank), folder / steps_name(rank)
@@ -328,14 +312,15 @@ def _claim_own(folder: Path, rank: int, launch: RunLaunch, word: _Word) -> Claim
         raise RecordError(word.error)
     path = folder / steps_name(rank)
     _wait_for_writers(state for state in read_states(folder).values() if state.rank == rank)
-    saves = [*word.saves, *_saves_of(folder, rank, word.run_id)]
-    launches = _launches_of(folder, rank, word.run_id)
+    saves, launches = _earlier(folder, rank, word.run_id)
+    saves = [*word.saves, *saves]
     goes_on = word.goes_on and _writes_of(path, word.run_id)
     if goes_on:
         wait_until_closed([path])
     else:
         move_aside(folder, (steps_name(rank), state_name(rank)))
-    return Claim(word.run_id, word.attempt, launch, goes_on, [], word.next_step, saves, launches)
+    number = word.next_step
+    return Claim(word.run_id, word.attempt, launch, goes_on, next_step=number, saves=saves, launches=launches)
 
 
 def _claim_alone(folder: Path, rank: int, world_size: int, launch: RunLaunch) -> Claim:
@@ -346,8 +331,9 @@ def _claim_alone(folder: Path, rank: int, world_size: int, launch: RunLaunch) ->
     _wait_for_writers(state for state in read_states(folder).values() if state.rank == rank)
     if attempt and _writes_of(path, run_id):
         wait_until_closed([path])
-        saves, launches = _saves_of(folder, rank, run_id), _launches_of(folder, rank, run_id)
-        return Claim(run_id, attempt, launch, True, [], _last_number(path) + 1, saves, launches)
+        saves, launches = _earlier(folder, rank, run_id)
+        number = _last_number(path) + 1
+        return Claim(run_id, attempt, launch, goes_on=True, next_step=number, saves=saves, launches=launches)
     names = {STEPS_FILES: steps_name, STATE_FILES: state_name, COLUMNS_FILES: columns_name}
     patterns = [name(rank) for name in names.values()]
     if rank == 0:
@@ -475,7 +461,19 @@ class Standing:
 
     def __init__(self, folder: Path, claim: Claim, rank: int, world_size: int) -> None:
         self._file = StateFile(folder / state_name(rank), 0)
-        self._state = _first_state(claim, rank, world_size)
+        now_ns = time.time_ns()
+        self._state = ProcessState(
+            run_id=claim.run_id,
+            attempt=claim.attempt,
+            rank=rank,
+            world_size=world_size,
+            host=socket.gethostname(),
+            pid=os.getpid(),
+            process_start=process_start(os.getpid()),
+            started_unix_ns=now_ns,
+            written_unix_ns=now_ns,
+            launches=[*dict.fromkeys((*claim.launches, *own_launches()))],
+        )
         self._written_s = time.monotonic()
         self._first_step: int | None = None
         self._begun_step: int | None = None

@@ -919,7 +919,8 @@ def cause_of(
     # What a host fills again that is behind its device in other places as well.
     is_filled = account.on_device and room.idle_ms >= LARGE_SHARE * step and finding.kind in REFILLED
     less = MENDED_LESS if (finding.kind in LESS and origin != "accumulated") or is_filled else MENDED_ERROR
-    less = HIDDEN_LESS if finding.kind == "no_prefetch" and account.on_device else less
+    if finding.kind == "no_prefetch" and account.on_device:
+        less = HIDDEN_LESS
     less, more = (math.hypot(error, finding.sample_error) for error in (less, more))
     settings = settings_text(rule.settings, judged)
     settings = settings_text(COMPILES_NOT if "torch.compile" in told else (), judged) + settings

@@ -27,13 +27,12 @@ from aorta.account.judge.timed_steps import recorded_apart
 from aorta.account.load.measures import num_local_ranks, peak_text
 from aorta.account.model import Causes, Dataset, Run
 from aorta.account.numbers import byte_text, counted, number, percent, quantity
-from aorta.records.schema import WorkOfStep
 from aorta.records.stacks import StackFrame
 from aorta.timeline.statistics import MIN_STEPS
 from aorta.timeline.types import TRACE_SOURCES
 from aorta.traces.classify import kernel_class
 from aorta.why.causes.finding import CauseFinding
-from aorta.why.causes.losses.needless import PAGE_BYTES, new_pages
+from aorta.why.causes.losses.needless import pages_beside_rows
 from aorta.why.causes.losses.parts import part_of_device
 from aorta.why.causes.program import program_of, settings_in_force
 from aorta.why.causes.rules import rules
@@ -168,10 +167,8 @@ def notes(causes: Causes, run: Run) -> list[str]:
 
 def _pages_text(causes: Causes, run: Run) -> str:
     """New pages of memory that cannot be told to be of operators' results, whoever asks for them."""
-    pages, work = new_pages(run), run.noted.work or WorkOfStep()
-    if pages is None or pages.part < LARGE_SHARE or account_of(run).on_device:
-        return ""
-    if work.rows_bytes >= pages.faults * PAGE_BYTES or any(one.origin == "pages" for one in causes.listed):
+    pages = pages_beside_rows(run, account_of(run))
+    if pages is None or pages.part < LARGE_SHARE or any(one.origin == "pages" for one in causes.listed):
         return ""
     remedy = next(change.set for change in rules()["compute"].change if change.op == "pages")
     return (

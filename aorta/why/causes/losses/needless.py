@@ -636,14 +636,19 @@ def new_pages(judged: Run) -> NewPages | None:
     return NewPages(faults, ms, part, ms * is_known.sum() / TICK_MS) if part > 0 else None
 
 
+def pages_beside_rows(judged: Run, account: Account) -> NewPages | None:
+    """Those of a CPU, but where gradients of tables may take them all, whose loss has them."""
+    pages = None if account.on_device else new_pages(judged)
+    work = judged.noted.work or WorkOfStep()
+    return None if pages is None or work.rows_bytes >= pages.faults * PAGE_BYTES else pages
+
+
 def _pages(judged: Run, account: Account) -> Iterator[CauseFinding]:
     """What operators on a CPU wait for memory for their results: the same part of the step and of what it
     computes. None where the other parts of a step may hold half of it, such as batches that are loaded, or
-    arrays that the program makes beside its model; or where gradients of tables may take them all, whose loss
-    has them."""
-    pages = None if account.on_device else new_pages(judged)
-    work = judged.noted.work or WorkOfStep()
-    if pages is None or work.rows_bytes >= pages.faults * PAGE_BYTES:
+    arrays that the program makes beside its model."""
+    pages, work = pages_beside_rows(judged, account), judged.noted.work or WorkOfStep()
+    if pages is None:
         return
     ms, takes = beside_others(account, work_ms_of(account))
     lost_ms, others_ms = pages.part * float(ms.mean()), account.mean_step_ms - float(ms.mean())
